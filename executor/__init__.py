@@ -1,0 +1,1 @@
+"""Interprets a plan: machines, stores, binding, streaming, and the report of what was observed."""

@@ -1,0 +1,90 @@
+"""Modules from their own configuration, without weights: parameters on meta, buffers computed as the class does."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..plans.errors import ExecutionError
+from ..plans.pipeline import Component
+
+
+def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The component's module in eval mode, built by its library from the configuration in `folder`.
+
+    Args:
+        component: says library and class.
+        folder: holds config.json.
+        dtype: torch's default while building, as the library's own loader sets it, so that computed buffers agree.
+
+    Raises:
+        ExecutionError: the library is not installed, or the component names no class that can be built.
+    """
+    if component.library not in _BUILDERS or component.class_name is None:
+        raise ExecutionError(
+            f"component '{component.name}' does not say how it is built (library {component.library!r})",
+            hint="build the module yourself, on the meta device, and give it: load(..., modules={name: module})",
+        )
+    try:
+        library: Any = importlib.import_module(component.library)
+    except ImportError:
+        raise ExecutionError(
+            f"component '{component.name}' is built by {component.library}, which is not installed",
+            hint=f"pip install 'placewise[{component.library}]'",
+        ) from None
+    with parameters_on_meta(), _default_dtype(dtype):
+        module: nn.Module = _BUILDERS[component.library](library, component.class_name, folder)
+    if hasattr(module, "tie_weights"):
+        module.tie_weights()  # pyright: ignore[reportCallIssue]  # transformers' own: ties are part of its classes
+    return module.eval()
+
+
+def _from_transformers(library: Any, class_name: str, folder: Path) -> nn.Module:
+    config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
+    return getattr(library, class_name)(config)
+
+
+def _from_diffusers(library: Any, class_name: str, folder: Path) -> nn.Module:
+    model: Any = getattr(library, class_name)
+    return model.from_config(model.load_config(folder, local_files_only=True))
+
+
+_BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers}
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """While active, a parameter that is registered goes to the meta device; buffers stay what they are.
+
+    Non-persistent buffers are in no checkpoint, so they must be computed for real; parameters are not needed, since
+    each is about to be bound. At any moment at most one parameter's memory is reserved, and none of it touched by
+    classes that leave the filling to their initialisation, which then runs on meta.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        # A parameter that is on meta already keeps its identity: it may be tied.
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = register_on_meta
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    if dtype.is_floating_point and dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,180 @@
+"""One component, loaded: its module bound to the plan, with hooks that keep the right weights there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..models.checkpoint import CheckpointFacts
+from ..models.layers import layer_prefix
+from ..plans.document import Placement, Reader
+from ..plans.errors import ExecutionError
+from ..plans.policy import Hold, Home
+from .machine import Machine
+from .names import Binding, Bindings, match_names
+from .procmaps import MapsSnapshot, snapshot_maps
+from .resident import Resident, entries_of
+from .units import Unit, UnitKey, View, keys_of, misplaced, open_views, units_of
+
+_HONOURED = (Home.device, Home.pageable, Home.mapped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedComponent:
+    """A bound module and what loading found.
+
+    Attributes:
+        module: the module, bound. Its parameters' device is the compute device, wherever the weights rest.
+        resident: what is on the compute device.
+        units: every unit at its home.
+        buffer_bytes: buffers, which are owned copies on the compute device whatever the homes.
+        host_bytes: copies that rest on the host.
+        unused: stored tensors that the module has no place for.
+        as_built: persistent buffers that no file has.
+        homes_verified: whether the homes of host weights could be told apart here.
+    """
+
+    module: nn.Module
+    resident: Resident
+    units: tuple[Unit, ...]
+    buffer_bytes: int
+    host_bytes: int
+    unused: tuple[str, ...]
+    as_built: tuple[str, ...]
+    homes_verified: bool
+
+
+def load_component(
+    placement: Placement,
+    facts: CheckpointFacts,
+    module: nn.Module,
+    host: Machine,
+    device: Machine,
+    enter: Callable[[Resident], None],
+) -> LoadedComponent:
+    """Bind a module as its placement says.
+
+    Args:
+        placement: the plan's, for this component.
+        facts: the checkpoint's headers.
+        module: built without weights.
+        host: where host copies are made.
+        device: the compute device.
+        enter: called with the component's weights before each of its forwards; ends another component's phase.
+
+    Raises:
+        ExecutionError: the module does not fit the checkpoint, the placement asks for what this executor does not do,
+            or a unit did not get the home that the plan says.
+        DeviceMemoryError: a device has not enough memory left.
+    """
+    _check_honoured(placement)
+    found = match_names(module, facts.tensors, facts.aliases)
+    parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
+    keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
+    roots = layer_roots(parameters, keys)
+    shared = [name for name, weight in parameters.items() if _is_shared(weight, roots.get(keys[name]))]
+    view = open_views(facts.files, facts.tensors)
+    units = units_of(placement, facts.tensors, keys, shared, view, host, device)
+    buffer_bytes = _own_buffers(module, found, view, device.device)
+    resident = Resident(placement.component, device, units, parameters, placement.staging)
+    _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
+    maps = snapshot_maps()
+    _check_homes(placement.component, facts, units, device, maps)
+    return LoadedComponent(
+        module=module,
+        resident=resident,
+        units=units,
+        buffer_bytes=buffer_bytes,
+        host_bytes=sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
+        unused=found.unused,
+        as_built=found.as_built,
+        homes_verified=maps is not None,
+    )
+
+
+def _check_honoured(placement: Placement) -> None:
+    """Refuse what would have no effect: a plan is carried out whole or not at all."""
+    for segment in placement.segments:
+        if segment.home not in _HONOURED:
+            raise ExecutionError(
+                f"component '{placement.component}': home {segment.home} is not honoured by this version",
+                hint=f"plan with homes {', '.join(_HONOURED)}",
+            )
+    staging = placement.staging
+    if placement.chunk_tokens is not None or (staging and (staging.reader is not Reader.mapping or staging.chunk_bytes)):
+        raise ExecutionError(
+            f"component '{placement.component}': chunked tokens and chunked reads are not honoured by this version",
+            hint="plan again with this version",
+        )
+
+
+def layer_roots(parameters: Mapping[str, Binding], keys: Mapping[str, UnitKey]) -> dict[UnitKey, str]:
+    """The dotted name of each layer's module. The checkpoint may spell it with another prefix than the module."""
+    roots: dict[UnitKey, str] = {}
+    for stored, (stack, number) in keys.items():
+        if stack is not None and (stack, number) not in roots:
+            within = stored.removeprefix(layer_prefix(stack, number))
+            roots[stack, number] = parameters[stored].name.removesuffix(within)
+    return roots
+
+
+def _is_shared(weight: Binding, root: str | None) -> bool:
+    """Whether a layer's weight is used outside that layer too."""
+    return root is not None and any(not place.name.startswith(f"{root}.") for place in weight.places)
+
+
+def _own_buffers(module: nn.Module, found: Bindings, view: View, device: torch.device) -> int:
+    """Give the module its buffers, on the compute device and its own to write. Returns their bytes."""
+    for weight in found.weights:
+        if weight.is_buffer:
+            value = view(weight.stored).clone()
+            for place in weight.places:
+                place.put(value)
+    moved: dict[int, torch.Tensor] = {}
+    for owner in module.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
+    return sum(buffer.nbytes for buffer in moved.values())
+
+
+def _install_hooks(
+    module: nn.Module,
+    resident: Resident,
+    streamed: Mapping[str | None, Unit],
+    roots: Mapping[UnitKey, str],
+    enter: Callable[[Resident], None],
+) -> None:
+    """Fetch and release around forwards. The hooks hold no reference to the module, so deleting it frees it at once."""
+
+    def begin(_: nn.Module, __: object) -> None:
+        enter(resident)
+
+    module.register_forward_pre_hook(begin)
+    for (stack, number), root in roots.items():
+        unit = streamed.get(layer_prefix(stack or "", number))
+        if unit is None:
+            continue
+        for entry in entries_of(module.get_submodule(root)):
+            _hook_layer(entry, resident, unit)
+
+
+def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
+    def acquire(_: nn.Module, __: object) -> None:
+        resident.acquire(unit)
+
+    def release(_: nn.Module, __: object, ___: object) -> None:
+        resident.release(unit)
+
+    entry.register_forward_pre_hook(acquire)
+    entry.register_forward_hook(release, always_call=True)
+
+
+def _check_homes(
+    component: str, facts: CheckpointFacts, units: tuple[Unit, ...], device: Machine, maps: MapsSnapshot | None
+) -> None:
+    files = frozenset(str(file.path.resolve()) for file in facts.files)
+    for unit in units:
+        if (why := misplaced(unit, device, files, maps)) is not None:
+            raise ExecutionError(f"component '{component}': {unit.label} is not where the plan says: {why}")

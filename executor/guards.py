@@ -1,0 +1,222 @@
+"""Weights that are not plain memory: mapped ones, which are never written, and released ones, which hold no data.
+
+Both are tensors that torch and the libraries take for parameters. Every torch function that is given one passes
+through here first; the tensors' own kernels then run on plain tensors, so results are what they would be without.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch.nn import functional as F
+
+from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
+
+_Kwargs = dict[str, Any]
+_Function = Callable[..., Any]
+
+
+def _name(function: _Function) -> str:
+    """The function's name; for a property, the property's, with `=` behind it when it is being set."""
+    name = getattr(function, "__name__", "")
+    if name in ("__get__", "__set__"):
+        attribute = getattr(getattr(function, "__self__", None), "__name__", "")
+        return attribute if name == "__get__" else f"{attribute}="
+    return name
+
+
+class _Guarded(torch.Tensor):
+    """What both kinds share: they count as parameters, and carry the name that errors give."""
+
+    weight_name: str
+    _is_param: bool
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return plain(self).__reduce_ex__(protocol)
+
+
+def plain(weight: torch.Tensor) -> torch.Tensor:
+    """The same memory as an ordinary tensor, without its guard."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return weight.as_subclass(torch.Tensor)
+
+
+class MappedWeight(_Guarded):
+    """A weight that is a view of the checkpoint file. It computes like any other; writing to it is refused."""
+
+    _COMPUTES: ClassVar[frozenset[_Function]] = frozenset(
+        (
+            F.linear,
+            F.layer_norm,
+            F.rms_norm,
+            F.group_norm,
+            F.conv1d,
+            F.conv2d,
+            F.conv3d,
+            torch.matmul,
+            torch.addmm,
+        )
+    )
+    """Functions that are known to return memory of their own: their results need no look."""
+
+    _IN_PLACE: ClassVar[frozenset[str]] = frozenset(
+        f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+    ) | {"__setitem__"}  # fmt: skip
+    _HARMLESS: ClassVar[frozenset[str]] = frozenset(("requires_grad_", "retain_grad", "share_memory_"))
+
+    @staticmethod
+    def of(name: str, view: torch.Tensor) -> "MappedWeight":
+        """The guarded weight over a view of the mapping."""
+        weight = view.as_subclass(MappedWeight)
+        weight.weight_name, weight._is_param = name, True
+        return weight
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: _Kwargs | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in cls._COMPUTES:
+            for weight in _written(func, args, kwargs):
+                raise ReadOnlyWeightError(
+                    f"weight '{weight.weight_name}' is a view of the checkpoint file, and {_name(func)} would write it",
+                    hint="plan it with home device or pageable, or assign a new parameter in its place",
+                )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        return result if func in cls._COMPUTES else _guard_views(func, args, result)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        clone = torch.nn.Parameter(plain(self).clone(), requires_grad=False)
+        memo[id(self)] = clone
+        return clone
+
+
+def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs) -> Iterator[MappedWeight]:
+    """The mapped weights that a call would write."""
+    name = _name(function)
+    if name == "data=":
+        yield from (target for target in _mapped(args[:1]) if not _same_memory(target, args[1]))
+    elif name in MappedWeight._IN_PLACE or (  # noqa: SLF001
+        name.endswith("_") and not name.endswith("__") and name not in MappedWeight._HARMLESS  # noqa: SLF001
+    ):
+        # Functions of torch.nn.init hand their tensor over by name.
+        yield from _mapped(args[:1] or tuple(kwargs.values())[:1])
+    elif kwargs.get("inplace"):
+        yield from _mapped(args[:1])
+    elif name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
+        yield from _mapped(args[1:2])  # Rows longer than max_norm are scaled where they lie.
+    yield from _mapped((kwargs.get("out"),))
+
+
+def _mapped(values: Sequence[Any]) -> Iterator[MappedWeight]:
+    for value in values:
+        if isinstance(value, MappedWeight):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _mapped(cast("Sequence[Any]", value))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = plain(one), plain(other)
+    return first.device == second.device and first.untyped_storage()._cdata == second.untyped_storage()._cdata  # noqa: SLF001
+
+
+def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
+    """Results that still are the file's pages stay guarded, under the name of the weight that they are views of."""
+    if isinstance(result, torch.Tensor):
+        if result.device.type != "cpu" or isinstance(result, MappedWeight):
+            return result
+        for weight in _mapped(args):
+            if _same_memory(weight, result):
+                view = result.as_subclass(MappedWeight)
+                view.weight_name, view._is_param = weight.weight_name, False  # noqa: SLF001
+                return view
+    elif isinstance(result, (tuple, list)):
+        members = [_guard_views(function, args, member) for member in cast("Sequence[Any]", result)]
+        return result if all(a is b for a, b in zip(members, result, strict=True)) else type(result)(members)
+    elif _name(function) in ("numpy", "__array__"):
+        result.flags.writeable = False
+    return result
+
+
+class ReleasedWeight(_Guarded):
+    """A placeholder with the shape and dtype of a weight that is not on its compute device now.
+
+    Its `device` is the compute device, so that what is built beside the weights is built there. Using it as data
+    raises an error that names it.
+    """
+
+    compute_device: torch.device
+
+    _ANSWERS: ClassVar[frozenset[str]] = frozenset(
+        "shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes "
+        "is_sparse is_quantized is_nested size dim ndimension numel nelement stride storage_offset element_size "
+        "is_floating_point is_complex is_contiguous is_signed __len__ __hash__ is_inference _backward_hooks "
+        "_has_compatible_shallow_copy_type".split()
+    )
+    """All that is known of a weight without its data."""
+
+    @staticmethod
+    def of(name: str, weight: torch.Tensor, compute_device: torch.device) -> "ReleasedWeight":
+        """The placeholder for a weight."""
+        shell = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
+        placeholder = shell.as_subclass(ReleasedWeight)
+        placeholder.weight_name, placeholder.compute_device, placeholder._is_param = (
+            name,
+            compute_device,
+            True,
+        )
+        return placeholder
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: _Kwargs | None = None
+    ) -> Any:
+        name, kwargs = _name(func), kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, ReleasedWeight):
+            if name == "device":
+                return first.compute_device
+            if name in ("is_cuda", "is_cpu", "is_mps", "is_xpu", "is_meta"):
+                return first.compute_device.type == name.removeprefix("is_")
+            if name in ("data", "detach") or (name == "to" and first._is_there(args, kwargs)):
+                return first
+            if name in cls._ANSWERS or (name == "data=" and args[1] is first):
+                with torch._C.DisableTorchFunctionSubclass():
+                    return func(*args, **kwargs)
+        raise ReleasedWeightError(
+            f"weight '{_released_name(args, kwargs)}' is released, and {name} would read or move it",
+            hint="call the layer or the component that it belongs to: its weights are there while its forward runs",
+        )
+
+    def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:
+        """Whether `.to(...)` asks for nothing that is not so already."""
+        device, dtype, _, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
+        return device in (None, self.compute_device) and dtype in (None, self.dtype)
+
+    def __repr__(self, **_: Any) -> str:
+        return (
+            f"ReleasedWeight('{self.weight_name}', {tuple(self.shape)}, {self.dtype}, {self.compute_device})"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ReleasedWeight":
+        raise ReleasedWeightError(
+            f"weight '{self.weight_name}' is released and cannot be copied",
+            hint="load the plan once more instead",
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return copy.deepcopy(self)
+
+
+def _released_name(args: Sequence[Any], kwargs: _Kwargs) -> str:
+    stack: list[Any] = [*args, *kwargs.values()]
+    while stack:
+        value = stack.pop(0)
+        if isinstance(value, ReleasedWeight):
+            return value.weight_name
+        if isinstance(value, (tuple, list)):
+            stack = [*cast("Sequence[Any]", value), *stack]
+    return "?"

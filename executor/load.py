@@ -1,0 +1,154 @@
+"""From a plan to running modules."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..models.checkpoint import CheckpointFacts, read_files
+from ..plans.document import Placement, Plan, Refused
+from ..plans.errors import DriftError, RefusedError
+from ..plans.pipeline import Component
+from .build import build_module
+from .component import LoadedComponent, load_component
+from .dtypes import torch_layout
+from .machine import Machine
+from .machines import CPU, open_machines
+from .resident import Resident
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Whose phase it is. One component at a time has its phase's weights on the device."""
+
+    current: Resident | None = None
+
+    def enter(self, resident: Resident) -> None:
+        if self.current is not None and self.current is not resident:
+            self.current.leave()
+        self.current = resident
+        resident.enter()
+
+    def clear(self) -> None:
+        if self.current is not None:
+            self.current.leave()
+        self.current = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPipeline:
+    """Running components by name, their machines by device, and how long loading took.
+
+    `pipeline["vae"]` is the bound module.
+    """
+
+    plan: Plan
+    components: Mapping[str, LoadedComponent]
+    machines: Mapping[str, Machine]
+    load_s: float
+    _stage: _Stage = field(repr=False)
+
+    def __getitem__(self, component: str) -> nn.Module:
+        return self.components[component].module
+
+    def device(self, component: str) -> torch.device:
+        """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""
+        return self.components[component].resident.machine.device
+
+    def enter(self, component: str) -> None:
+        """Begin a component's phase without its forward, for entry points such as `encode` and `decode`."""
+        self._stage.enter(self.components[component].resident)
+
+    def release(self) -> None:
+        """End the phase that is going on: every weight that is not always held goes home."""
+        self._stage.clear()
+
+
+def load_plan(
+    plan: Plan,
+    root: Path,
+    *,
+    modules: Mapping[str, nn.Module] | None = None,
+    machines: Mapping[str, Machine] | None = None,
+) -> LoadedPipeline:
+    """Build and bind every component as the plan says, and check that each unit got its home.
+
+    Args:
+        plan: one that fits.
+        root: the model's folder, which the plan's paths start from; a bare file's own folder.
+        modules: built by the caller, on meta, for components that name no library class.
+        machines: by device, for those that should not be opened from the plan's facts.
+
+    Raises:
+        RefusedError: the plan does not fit, so there is nothing to execute.
+        DriftError: the checkpoint is not the one that was planned.
+        ExecutionError: a component cannot be built or bound, or a home could not be given.
+        DeviceMemoryError: a device has less memory than the plan was told.
+    """
+    if isinstance(plan.verdict, Refused):
+        raise RefusedError("the plan is refused: nothing fits", hint="`placewise show` prints the causes")
+    started = time.perf_counter()
+    opened = open_machines(plan, machines or {})
+    stage = _Stage()
+    by_name = {component.name: component for component in plan.pipeline.components}
+    components = {
+        placement.component: _load(placement, by_name[placement.component], root, modules or {}, opened, stage)
+        for placement in plan.placements
+    }
+    return LoadedPipeline(
+        plan=plan,
+        components=components,
+        machines=opened,
+        load_s=time.perf_counter() - started,
+        _stage=stage,
+    )
+
+
+def _load(
+    placement: Placement,
+    component: Component,
+    root: Path,
+    modules: Mapping[str, nn.Module],
+    machines: Mapping[str, Machine],
+    stage: _Stage,
+) -> LoadedComponent:
+    facts = _read_planned(component, root)
+    module = modules.get(component.name)
+    if module is None:
+        module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
+    device = machines[placement.compute_device]
+    return load_component(placement, facts, module, machines[CPU], device, stage.enter)
+
+
+def _read_planned(component: Component, root: Path) -> CheckpointFacts:
+    """The headers, from the very files that were planned."""
+    files = component.checkpoint.files
+    facts = read_files(root / component.checkpoint.root, (file.path for file in files))
+    changed = [
+        f"{planned.path}: {what} was {old}, is {new}"
+        for planned, found in zip(files, facts.files, strict=True)
+        for what, old, new in (
+            ("size", planned.size_bytes, found.size_bytes),
+            ("header", planned.header_sha256[:12], found.header_sha256[:12]),
+        )
+        if old != new
+    ]
+    if changed:
+        raise DriftError(
+            f"component '{component.name}': not the checkpoint that was planned: " + "; ".join(changed),
+            hint="plan again with `placewise plan`",
+        )
+    return facts
+
+
+def _stored_dtype(facts: CheckpointFacts) -> torch.dtype:
+    """The first floating dtype that is stored, as the libraries' own loaders take it; float32 where there is none."""
+    for _, entry in facts.tensors.values():
+        if entry.dtype.startswith(("F", "BF")) and entry.dtype in ("F16", "BF16", "F32", "F64"):
+            return torch_layout(entry.dtype, entry.shape)[0]
+    return torch.float32
+
+

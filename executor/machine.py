@@ -1,0 +1,82 @@
+"""What differs between platforms, behind one protocol: where bytes live, how they get there, what is left."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a machine can do besides computing; the executor asks this and never a device's name.
+
+    Attributes:
+        pinned_memory: page-locked host memory makes its copies faster and asynchronous.
+        streams: copies can run beside the compute, on a copy engine.
+        unified: host and device are one pool of memory, so that staging would only make a second copy.
+    """
+
+    pinned_memory: bool
+    streams: bool
+    unified: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFigures:
+    """A machine's memory at one moment.
+
+    Attributes:
+        allocated_bytes: held by live tensors now.
+        peak_bytes: the most that was held since the last `reset_peak`.
+        capacity_bytes: all that the device has; None where the machine does not bound it.
+    """
+
+    allocated_bytes: int
+    peak_bytes: int
+    capacity_bytes: int | None
+
+
+class Machine(Protocol):
+    """A compute device as the executor needs it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are; the index is always given, except for the CPU."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do besides computing."""
+        ...
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Give a flat, uninitialised uint8 tensor on the device; its bytes go back when its last view dies.
+
+        Raises:
+            DeviceMemoryError: the device does not have that many bytes left.
+        """
+        ...
+
+    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Write the host tensor `source` into `destination`, which is on the device and of the same shape.
+
+        The copy may still run afterwards where the machine has streams: `source` must stay as it is, and
+        its bytes may be reused only after `synchronize`.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything that was asked of the device is done."""
+        ...
+
+    def empty_cache(self) -> None:
+        """Give memory that no tensor holds back to the system, where an allocator keeps some."""
+        ...
+
+    def memory(self) -> MemoryFigures:
+        """Tell what is held, was held at most, and can be."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is held now."""
+        ...

@@ -1,0 +1,65 @@
+"""The host's processor as a compute device."""
+
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+from .machine import Capabilities, MemoryFigures
+
+
+class CpuMachine:
+    """Computes where the weights are; its figures are those of what was allocated through it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # A finaliser may run anywhere, inside our own lock too: it only leaves its figure here.
+        self._given_back: deque[int] = deque()
+        self._allocated = self._peak = 0
+
+    @property
+    def device(self) -> torch.device:
+        """`cpu`."""
+        return torch.device("cpu")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """One pool of memory, and nothing that copies beside the compute."""
+        return Capabilities(pinned_memory=False, streams=False, unified=True)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Give a flat, uninitialised uint8 tensor; the host's memory bounds it, and nothing here does."""
+        buffer = torch.empty(nbytes, dtype=torch.uint8)
+        with self._lock:
+            self._allocated = self._settled() + nbytes
+            self._peak = max(self._peak, self._allocated)
+        # The storage's Python object lives as long as the storage does, whichever view holds it.
+        weakref.finalize(buffer.untyped_storage(), self._given_back.append, nbytes).atexit = False
+        return buffer
+
+    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Write `source` into `destination`; done when this returns."""
+        with torch.no_grad():
+            destination.copy_(source)
+
+    def synchronize(self) -> None:
+        """Return at once: nothing runs later here."""
+
+    def empty_cache(self) -> None:
+        """Return at once: nothing is kept here."""
+
+    def memory(self) -> MemoryFigures:
+        """Tell what the live tensors hold that were allocated through this machine."""
+        with self._lock:
+            return MemoryFigures(allocated_bytes=self._settled(), peak_bytes=self._peak, capacity_bytes=None)
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is held now."""
+        with self._lock:
+            self._peak = self._settled()
+
+    def _settled(self) -> int:
+        while self._given_back:
+            self._allocated -= self._given_back.popleft()
+        return self._allocated

@@ -1,0 +1,93 @@
+"""A real accelerator, through torch's interface for all of them."""
+
+import torch
+
+from ..plans.errors import DeviceMemoryError, InputError
+from ..plans.units import format_bytes
+from .machine import Capabilities, MemoryFigures
+
+
+class TorchMachine:
+    """The accelerator that this torch is built for: CUDA, ROCm, XPU or MPS.
+
+    Args:
+        device: its type, with an index or without; without, the current one is taken.
+
+    Raises:
+        InputError: torch has no such accelerator here.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        wanted = torch.device(device)
+        present = torch.accelerator.current_accelerator(check_available=True)
+        if present is None or present.type != wanted.type:
+            raise InputError(f"torch has no accelerator '{wanted}' here, but {present or 'none'}")
+        index = torch.accelerator.current_device_index() if wanted.index is None else wanted.index
+        if index >= torch.accelerator.device_count():
+            raise InputError(f"there is no '{wanted}' among {torch.accelerator.device_count()} accelerators")
+        self._device = torch.device(wanted.type, index)
+        self._capabilities = _capabilities(self._device)
+        self._peak = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Type and index."""
+        return self._device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As its platform and, for an integrated processor, its properties tell."""
+        return self._capabilities
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Give a flat, uninitialised uint8 tensor on the device.
+
+        Raises:
+            DeviceMemoryError: the device does not have that many bytes left.
+        """
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            figures = self.memory()
+            raise DeviceMemoryError(
+                f"{self._device} is out of memory: {format_bytes(nbytes)} ({nbytes} bytes) requested,"
+                f" {format_bytes(figures.allocated_bytes)} in use by this process, {error}"
+            ) from error
+
+    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Write `source` into `destination` on the current stream; asynchronous if `source` is pinned."""
+        with torch.no_grad():
+            destination.copy_(source, non_blocking=self._capabilities.streams)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        torch.accelerator.synchronize(self._device)
+
+    def empty_cache(self) -> None:
+        """Give cached, unused blocks back to the driver."""
+        torch.accelerator.empty_cache()
+
+    def memory(self) -> MemoryFigures:
+        """Tell the allocator's figures of this process; MPS keeps no peak, so there it is the most seen here."""
+        if self._device.type == "mps":
+            allocated = torch.mps.current_allocated_memory()
+            self._peak = max(self._peak, allocated)
+            capacity = torch.mps.recommended_max_memory()
+        else:
+            allocated = torch.accelerator.memory_allocated(self._device)
+            self._peak = torch.accelerator.max_memory_allocated(self._device)
+            capacity = torch.accelerator.get_memory_info(self._device)[1]
+        return MemoryFigures(allocated_bytes=allocated, peak_bytes=self._peak, capacity_bytes=capacity)
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is held now."""
+        self._peak = 0
+        if self._device.type != "mps":
+            torch.accelerator.reset_peak_memory_stats(self._device)
+
+
+def _capabilities(device: torch.device) -> Capabilities:
+    unified = device.type == "mps" or (
+        device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)
+    )
+    return Capabilities(pinned_memory=not unified, streams=not unified, unified=unified)

@@ -1,0 +1,49 @@
+"""The machines that a plan's devices name."""
+
+from collections.abc import Mapping
+
+from ..plans.document import Plan
+from ..plans.errors import ExecutionError
+from ..plans.machine import Measured
+from .machine import Machine
+from .machine_cpu import CpuMachine
+from .machine_torch import TorchMachine
+from .simulated import simulated_device
+from .simulated_device import DEVICE_TYPE
+from .simulated_machine import SimulatedMachine
+
+CPU = "cpu"
+
+
+def open_machines(plan: Plan, given: Mapping[str, Machine]) -> dict[str, Machine]:
+    """A machine for each compute device of a plan, and for the CPU.
+
+    A simulated device is made with the free memory that the plan was told. Those that are given are taken as they are.
+
+    Raises:
+        ExecutionError: this process has no such device.
+    """
+    wanted = sorted({CPU, *(placement.compute_device for placement in plan.placements)})
+    return {device: given[device] if device in given else _open(device, plan) for device in wanted}
+
+
+def _open(device: str, plan: Plan) -> Machine:
+    if device == CPU:
+        return CpuMachine()
+    if device.startswith(f"{DEVICE_TYPE}:"):
+        return SimulatedMachine(simulated_device(_index(device), capacity_bytes=_capacity(device, plan)))
+    return TorchMachine(device)
+
+
+def _index(device: str) -> int:
+    number = device.partition(":")[2]
+    if not number.isdecimal():
+        raise ExecutionError(f"'{device}' is no simulated device", hint=f"they are called {DEVICE_TYPE}:0, {DEVICE_TYPE}:1")
+    return int(number)
+
+
+def _capacity(device: str, plan: Plan) -> int:
+    for accelerator in plan.machine.accelerators:
+        if accelerator.device == device and isinstance(accelerator.free, Measured):
+            return accelerator.free.value
+    raise ExecutionError(f"the plan does not say how much memory {device} has", hint="plan with --device-memory")

@@ -1,0 +1,236 @@
+"""The books of one simulated device: its capacity, what is allocated, and what went over its link."""
+
+import gc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+import torch
+
+from ..plans.errors import DeviceMemoryError, ExecutionError
+from ..plans.units import KIB, format_bytes
+
+DEVICE_TYPE = "sim"
+
+DEVICES: Final[dict[int, "SimulatedDevice"]] = {}
+"""The devices that were configured, by index. torch has one table of devices per process, and so has this."""
+
+
+class Allocation:
+    """One storage on a simulated device; its bytes are given back when the last tensor that uses it dies.
+
+    Every tensor on the device holds the allocation of its storage, so no garbage collection is waited for.
+    """
+
+    __slots__ = ("__weakref__", "_give_back", "nbytes", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage, give_back: Callable[[int], None]) -> None:
+        self.storage = storage
+        self.nbytes = storage.nbytes()
+        self._give_back = give_back
+
+    def __del__(self) -> None:
+        self._give_back(self.nbytes)
+
+
+class SimulatedDevice:
+    """One simulated device; counts bytes by storage against its capacity, so views cost nothing.
+
+    Args:
+        index: the number in its name, `sim:<index>`.
+        capacity_bytes: what fits on it.
+        link_bytes_per_s: the bandwidth of its link, in each direction; None for copies that cost no time.
+    """
+
+    def __init__(self, index: int, *, capacity_bytes: int, link_bytes_per_s: float | None = None) -> None:
+        self.index = index
+        self._lock = threading.Lock()
+        self._into, self._out_of = threading.Lock(), threading.Lock()
+        self._by_storage: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
+        # A finaliser may run anywhere, inside our own lock too: it only leaves its figure here.
+        self._given_back: deque[int] = deque()
+        self._allocated = self._peak = self._allocations = 0
+        self._copied_in = self._copied_out = 0
+        self.capacity_bytes = capacity_bytes
+        self.link_bytes_per_s = link_bytes_per_s
+
+    def __repr__(self) -> str:
+        return f"SimulatedDevice({self.name}, {self.allocated_bytes} of {self.capacity_bytes} bytes allocated)"
+
+    @property
+    def name(self) -> str:
+        """As torch prints it: `sim:0`."""
+        return f"{DEVICE_TYPE}:{self.index}"
+
+    @property
+    def device(self) -> torch.device:
+        """As torch takes it."""
+        return torch.device(DEVICE_TYPE, self.index)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all live storages."""
+        with self._lock:
+            return self._settled()
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was allocated since the last `reset_peak`."""
+        with self._lock:
+            return self._peak
+
+    @property
+    def allocations(self) -> int:
+        """How many storages were ever allocated."""
+        with self._lock:
+            return self._allocations
+
+    @property
+    def copied_in_bytes(self) -> int:
+        """Bytes that came over the link onto the device."""
+        with self._lock:
+            return self._copied_in
+
+    @property
+    def copied_out_bytes(self) -> int:
+        """Bytes that left the device over the link."""
+        with self._lock:
+            return self._copied_out
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is allocated now."""
+        with self._lock:
+            self._peak = self._settled()
+
+    def reconfigure(self, *, capacity_bytes: int, link_bytes_per_s: float | None) -> None:
+        """Give an empty device another capacity and link, and start its figures from zero.
+
+        Raises:
+            ExecutionError: tensors are allocated on it.
+        """
+        gc.collect()  # modules are full of cycles; dead ones must not count as allocated
+        with self._lock:
+            if in_use := self._settled():
+                raise ExecutionError(
+                    f"{self.name} cannot be configured anew: {_exact(in_use)} in use",
+                    hint="delete the tensors on it first, or configure another index",
+                )
+            self._peak = self._allocations = self._copied_in = self._copied_out = 0
+            self.capacity_bytes, self.link_bytes_per_s = capacity_bytes, link_bytes_per_s
+
+    def require(self, nbytes: int, operation: str) -> None:
+        """Raise DeviceMemoryError if that many bytes more would not fit."""
+        with self._lock:
+            self._check(nbytes, operation)
+
+    def claim(self, storages: Sequence[torch.UntypedStorage], operation: str) -> list[Allocation]:
+        """Find or open the allocation of each storage: all of them, or none.
+
+        Raises:
+            DeviceMemoryError: the new ones together go beyond the capacity; nothing was allocated.
+        """
+        with self._lock:
+            known = [self._by_storage.get(storage._cdata) for storage in storages]
+            fresh = {s._cdata: s for s, found in zip(storages, known, strict=True) if found is None}
+            if fresh:
+                self._check(sum(storage.nbytes() for storage in fresh.values()), operation)
+            opened = {key: self._open(key, storage) for key, storage in fresh.items()}
+            return [found or opened[s._cdata] for s, found in zip(storages, known, strict=True)]
+
+    def resize(self, allocation: Allocation, operation: str) -> None:
+        """Follow a storage that an operation resized in place.
+
+        Raises:
+            DeviceMemoryError: it grew beyond the capacity; the allocation keeps the figure that it had.
+        """
+        with self._lock:
+            change = allocation.storage.nbytes() - allocation.nbytes
+            self._check(change, operation)
+            allocation.nbytes += change
+            self._allocated += change
+            self._peak = max(self._peak, self._allocated)
+
+    @contextmanager
+    def copying_in(self, nbytes: int) -> Generator[None]:
+        """Count a copy onto the device, and let it take as long as the link would."""
+        with _taking(nbytes, self._into, self.link_bytes_per_s):
+            yield
+        with self._lock:
+            self._copied_in += nbytes
+
+    @contextmanager
+    def copying_out(self, nbytes: int) -> Generator[None]:
+        """Count a copy off the device, and let it take as long as the link would."""
+        with _taking(nbytes, self._out_of, self.link_bytes_per_s):
+            yield
+        with self._lock:
+            self._copied_out += nbytes
+
+    def _open(self, key: int, storage: torch.UntypedStorage) -> Allocation:
+        allocation = Allocation(storage, self._given_back.append)
+        self._by_storage[key] = allocation
+        self._allocations += 1
+        self._allocated += allocation.nbytes
+        self._peak = max(self._peak, self._allocated)
+        return allocation
+
+    def _check(self, nbytes: int, operation: str) -> None:
+        in_use = self._settled()
+        if in_use + nbytes > self.capacity_bytes:
+            raise DeviceMemoryError(
+                f"{self.name} is out of memory in {operation}: {_exact(nbytes)} requested,"
+                f" {_exact(in_use)} in use, {_exact(self.capacity_bytes)} capacity"
+            )
+
+    def _settled(self) -> int:
+        while self._given_back:
+            self._allocated -= self._given_back.popleft()
+        return self._allocated
+
+
+def device_at(device: torch.device) -> SimulatedDevice:
+    """Find a configured device; no index means the first.
+
+    Raises:
+        ExecutionError: nothing is configured there.
+    """
+    index = device.index or 0
+    if index not in DEVICES:
+        raise ExecutionError(
+            f"there is no simulated device {DEVICE_TYPE}:{index}",
+            hint=f"configure it with simulated_device({index}, capacity_bytes=...)",
+        )
+    return DEVICES[index]
+
+
+@contextmanager
+def over_link(source: SimulatedDevice | None, target: SimulatedDevice | None, nbytes: int) -> Generator[None]:
+    """Count and time a copy between two devices, the host being None; on one device nothing crosses."""
+    with ExitStack() as links:
+        if source is not target and source is not None:
+            links.enter_context(source.copying_out(nbytes))
+        if source is not target and target is not None:
+            links.enter_context(target.copying_in(nbytes))
+        yield
+
+
+@contextmanager
+def _taking(nbytes: int, direction: threading.Lock, bytes_per_s: float | None) -> Generator[None]:
+    if bytes_per_s is None:
+        yield
+        return
+    # One direction carries one copy at a time: two threads that copy share the bandwidth.
+    with direction:
+        start = time.perf_counter()
+        yield
+        left = nbytes / bytes_per_s - (time.perf_counter() - start)
+        if left > 0:
+            time.sleep(left)
+
+
+def _exact(nbytes: int) -> str:
+    return f"{nbytes} bytes" if nbytes < KIB else f"{format_bytes(nbytes)} ({nbytes} bytes)"

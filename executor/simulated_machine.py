@@ -1,0 +1,61 @@
+"""The simulated accelerator as a machine of the executor."""
+
+import torch
+
+from .machine import Capabilities, MemoryFigures
+from .simulated_device import SimulatedDevice
+
+
+class SimulatedMachine:
+    """A machine without hardware; see `simulated_device`.
+
+    Args:
+        simulated: the device, configured.
+        capabilities: what it pretends to have; copies are done when `copy_in` returns in any case, so that
+            overlap comes from the thread that copies.
+    """
+
+    def __init__(self, simulated: SimulatedDevice, *, capabilities: Capabilities | None = None) -> None:
+        self.simulated = simulated
+        self._capabilities = capabilities or Capabilities(pinned_memory=False, streams=False, unified=False)
+
+    @property
+    def device(self) -> torch.device:
+        """`sim:<index>`."""
+        return self.simulated.device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As given."""
+        return self._capabilities
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Give a flat, uninitialised uint8 tensor on the device.
+
+        Raises:
+            DeviceMemoryError: the device does not have that many bytes left.
+        """
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Write the host tensor `source` into `destination`; done when this returns."""
+        with torch.no_grad():
+            destination.copy_(source)
+
+    def synchronize(self) -> None:
+        """Return at once: nothing runs later here."""
+
+    def empty_cache(self) -> None:
+        """Return at once: nothing is kept here."""
+
+    def memory(self) -> MemoryFigures:
+        """Tell the device's own figures."""
+        return MemoryFigures(
+            allocated_bytes=self.simulated.allocated_bytes,
+            peak_bytes=self.simulated.peak_bytes,
+            capacity_bytes=self.simulated.capacity_bytes,
+        )
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from what is held now."""
+        self.simulated.reset_peak()

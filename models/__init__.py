@@ -1,0 +1,1 @@
+"""What is placed: readers that discover a pipeline from files, headers only."""

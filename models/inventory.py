@@ -1,0 +1,76 @@
+"""From checkpoint facts to the plan's inventory: what each stack and the fixed part weigh."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..plans.pipeline import Activations, Checkpoint, Component, File, LayerSize, Stack
+from .checkpoint import CheckpointFacts
+from .headers import packed_bytes
+from .layers import FoundStack, find_layers
+
+
+def component_of(
+    facts: CheckpointFacts,
+    *,
+    name: str,
+    model_root: Path,
+    library: str | None,
+    class_name: str | None,
+    passes: int,
+    activations: Activations,
+) -> Component:
+    """One component of the inventory. `model_root` is what the plan's relative paths start from."""
+    sizes = {tensor: entry.nbytes for tensor, (_, entry) in facts.tensors.items()}
+    layout = find_layers(sizes)
+    dtypes: Counter[str] = Counter()
+    for _, entry in facts.tensors.values():
+        dtypes[entry.dtype] += entry.nbytes
+    fixed_bytes, fixed_packed = _weigh(layout.fixed, sizes)
+    return Component(
+        name=name,
+        library=library,
+        class_name=class_name,
+        checkpoint=checkpoint_of(facts, model_root),
+        tensors=len(sizes),
+        dtype_bytes=dtypes,
+        stacks=tuple(_stack(found, sizes) for found in layout.stacks),
+        fixed_bytes=fixed_bytes,
+        fixed_packed_bytes=fixed_packed,
+        passes=passes,
+        activations=activations,
+    )
+
+
+def checkpoint_of(facts: CheckpointFacts, model_root: Path) -> Checkpoint:
+    """The identity of the files, with paths that hold wherever the model's folder stands."""
+    return Checkpoint(
+        root=facts.root.relative_to(model_root).as_posix(),
+        files=tuple(
+            File(
+                path=file.path.relative_to(facts.root).as_posix(),
+                size_bytes=file.size_bytes,
+                mtime_ns=file.mtime_ns,
+                header_sha256=file.header_sha256,
+            )
+            for file in facts.files
+        ),
+    )
+
+
+def _weigh(names: Iterable[str], sizes: dict[str, int]) -> tuple[int, int]:
+    stored = [sizes[name] for name in names]
+    return sum(stored), sum(map(packed_bytes, stored))
+
+
+def _stack(found: FoundStack, sizes: dict[str, int]) -> Stack:
+    """Consecutive layers of one weight become one entry."""
+    runs: list[LayerSize] = []
+    start, current = 0, _weigh(found.layers[0], sizes)
+    for number in range(1, len(found.layers) + 1):
+        weight = _weigh(found.layers[number], sizes) if number < len(found.layers) else None
+        if weight != current:
+            runs.append(LayerSize(layers=(start, number), layer_bytes=current[0], packed_bytes=current[1]))
+            if weight is not None:
+                start, current = number, weight
+    return Stack(name=found.name, layers=len(found.layers), sizes=tuple(runs))

@@ -1,0 +1,1 @@
+"""Measures the machine and turns facts, pipeline and policy into a plan."""

@@ -1,0 +1,70 @@
+"""Axes and their budgets: how much of the host and of each device a plan may use."""
+
+from ..plans.document import Budget
+from ..plans.machine import Machine, Measured, MemoryKind
+from ..plans.policy import Policy
+
+HOST = "host"
+
+
+def axis_of(device: str, machine: Machine) -> str:
+    """The pool that a device's memory comes from. The CPU and devices with unified memory draw on the host."""
+    for accelerator in machine.accelerators:
+        if accelerator.device == device and accelerator.memory is MemoryKind.separate:
+            return device
+    return HOST
+
+
+def budgets_of(machine: Machine, policy: Policy) -> dict[str, Budget]:
+    """The budget of every axis: the host's, and one per device with memory of its own."""
+    host = machine.host.available
+    available = host.value if isinstance(host, Measured) else None
+    for accelerator in machine.accelerators:
+        # One pool, two figures for it: the smaller one is safe.
+        if accelerator.memory is MemoryKind.unified and isinstance(accelerator.free, Measured):
+            available = (
+                min(available, accelerator.free.value) if available is not None else accelerator.free.value
+            )
+    budgets = {HOST: _budget(HOST, available, policy)}
+    for accelerator in machine.accelerators:
+        if accelerator.memory is MemoryKind.separate:
+            free = accelerator.free.value if isinstance(accelerator.free, Measured) else None
+            budgets[accelerator.device] = _budget(accelerator.device, free, policy)
+    return budgets
+
+
+def usable_bytes(axis: str, available: int, policy: Policy) -> int:
+    """The most that may be spent. On the host a copy of `available - reserve` bytes does not fit: one less does."""
+    reserve = reserve_bytes(axis, available, policy)
+    return max(0, available - reserve - (1 if axis == HOST else 0))
+
+
+def reserve_bytes(axis: str, available: int, policy: Policy) -> int:
+    """What is kept free of an axis."""
+    if axis == HOST:
+        return min(policy.reserve_bytes, available * policy.reserve_max_percent // 100)
+    return min(policy.device_reserve_bytes, available * policy.device_reserve_max_percent // 100)
+
+
+def available_for(axis: str, need: int, policy: Policy) -> int:
+    """The least available bytes of an axis with which `need` bytes may be spent."""
+    if need == 0:
+        return 0
+    reserve = policy.reserve_bytes if axis == HOST else policy.device_reserve_bytes
+    low, high = need, need + reserve + 1
+    while low < high:
+        middle = (low + high) // 2
+        if usable_bytes(axis, middle, policy) >= need:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _budget(axis: str, available: int | None, policy: Policy) -> Budget:
+    return Budget(
+        axis=axis,
+        available_bytes=available,
+        reserve_bytes=0 if available is None else reserve_bytes(axis, available, policy),
+        usable_bytes=0 if available is None else usable_bytes(axis, available, policy),
+    )

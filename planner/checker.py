@@ -1,0 +1,114 @@
+"""An independent check of a finished plan: re-derives what must hold from the document alone.
+
+It shares no code with the passes that build plans, so that a mistake there is not repeated here.
+"""
+
+from collections import Counter
+
+from ..plans.document import Fits, Phase, Placement, Plan, Segment
+from ..plans.errors import PlacewiseError
+from ..plans.pipeline import Component
+
+
+class UnsoundPlanError(PlacewiseError):
+    """Our own fault: a plan that breaks an invariant was about to be returned."""
+
+
+def check_plan(plan: Plan) -> None:
+    """Check coverage, budgets and holds of a plan that fits.
+
+    Raises:
+        UnsoundPlanError: naming the first invariant that does not hold.
+    """
+    if not isinstance(plan.verdict, Fits):
+        if plan.placements:
+            raise UnsoundPlanError("a refused plan places nothing")
+        return
+    components = {component.name: component for component in plan.pipeline.components}
+    if [placement.component for placement in plan.placements] != list(components):
+        raise UnsoundPlanError("each component is placed exactly once, in the order of the phases")
+    for placement in plan.placements:
+        _check_coverage(placement, components[placement.component])
+        _check_holds(placement)
+    _check_budgets(plan)
+
+
+def _check_coverage(placement: Placement, component: Component) -> None:
+    """Every unit stands in exactly one segment, and the segments' bytes are the units' bytes."""
+    expected: Counter[tuple[str | None, int]] = Counter()
+    sizes: dict[tuple[str | None, int], tuple[int, int]] = {}
+    if component.fixed_bytes:
+        sizes[None, 0] = (component.fixed_bytes, component.fixed_packed_bytes)
+    for stack in component.stacks:
+        for size in stack.sizes:
+            for layer in range(*size.layers):
+                sizes[stack.name, layer] = (size.layer_bytes, size.packed_bytes)
+    for segment in placement.segments:
+        units = _units(segment)
+        expected.update(units)
+        for position, stated in enumerate((segment.bytes, segment.packed_bytes)):
+            if sum(sizes.get(unit, (0, 0))[position] for unit in units) != stated:
+                raise UnsoundPlanError(
+                    f"{component.name}: a segment of '{segment.stack}' states {stated} bytes wrongly"
+                )
+    if expected != Counter(sizes.keys()):
+        raise UnsoundPlanError(f"{component.name}: not every unit stands in exactly one segment")
+
+
+def _units(segment: Segment) -> list[tuple[str | None, int]]:
+    if segment.stack is None:
+        return [(None, 0)]
+    return [(segment.stack, layer) for run in segment.layers for layer in range(*run)]
+
+
+def _check_holds(placement: Placement) -> None:
+    for segment in placement.segments:
+        on_cpu, always, at_device = (
+            placement.compute_device == "cpu",
+            segment.hold == "always",
+            segment.home == "device",
+        )
+        sound = always if on_cpu else always == at_device
+        if not sound:
+            raise UnsoundPlanError(
+                f"{placement.component}: {segment.home}/{segment.hold} on {placement.compute_device}"
+            )
+    if (placement.staging is not None) != any(segment.hold == "layer" for segment in placement.segments):
+        raise UnsoundPlanError(
+            f"{placement.component}: staging goes with streamed layers, and only with them"
+        )
+
+
+def _check_budgets(plan: Plan) -> None:
+    """The peak of each phase, summed anew from placements, is within every axis that was measured."""
+    budgets = {budget.axis: budget for budget in plan.budgets}
+    always: Counter[str] = Counter()
+    for placement in plan.placements:
+        pool = placement.compute_device if placement.compute_device in budgets else "host"
+        for segment in placement.segments:
+            if segment.home in ("device", "pageable"):
+                always[pool if segment.home == "device" else "host"] += segment.packed_bytes
+    for placement, phase in zip(plan.placements, plan.phases, strict=True):
+        pool = placement.compute_device if placement.compute_device in budgets else "host"
+        for axis, budget in budgets.items():
+            peak = always[axis] + (_phase_bytes(placement, plan) if axis == pool else 0)
+            if phase.predicted.peak_bytes.get(axis) != peak:
+                raise UnsoundPlanError(f"{phase.component}: predicted peak of {axis} is not {peak} bytes")
+            if budget.available_bytes is not None and peak > budget.usable_bytes:
+                raise UnsoundPlanError(
+                    f"{phase.component}: {peak} bytes on {axis}, usable are {budget.usable_bytes}"
+                )
+            _check_unmeasured(phase, axis, peak, measured=budget.available_bytes is not None)
+
+
+def _check_unmeasured(phase: Phase, axis: str, peak: int, *, measured: bool) -> None:
+    if not measured and axis != "host" and peak:
+        raise UnsoundPlanError(f"{phase.component}: {peak} bytes on {axis}, which was not measured")
+
+
+def _phase_bytes(placement: Placement, plan: Plan) -> int:
+    held = sum(segment.packed_bytes for segment in placement.segments if segment.hold == "phase")
+    slots = placement.staging.slots * placement.staging.slot_bytes if placement.staging else 0
+    component = next(part for part in plan.pipeline.components if part.name == placement.component)
+    activations = component.activations
+    return held + slots + (activations.peak_bytes if activations.kind == "given" else 0)

@@ -1,0 +1,107 @@
+"""The planner's front: facts, pipeline and policy in; a sealed and checked plan out. A pure function."""
+
+from ..models.dataflow import phase_order
+from ..plans.codec import made_by, seal
+from ..plans.document import FORMAT_VERSION, Change, Confidence, Fits, Plan, Refused, Short, Verdict
+from ..plans.machine import Machine
+from ..plans.pipeline import Pipeline, UnknownActivations, Workload
+from ..plans.policy import Policy
+from ..policies.admission import broken_rules
+from ..policies.selectors import resolve_overrides
+from .budgets import available_for, budgets_of
+from .checker import check_plan
+from .draft import Ledger, draft_of, ledger_of
+from .explain import decisions_of
+from .greedy import place
+from .outcome import margins, phases_of, placement_of
+
+
+def compile_plan(
+    pipeline: Pipeline, machine: Machine, policy: Policy, workload: Workload, *, version: str
+) -> Plan:
+    """The plan for a pipeline on a machine. Equal arguments give equal bytes; nothing is measured here.
+
+    A plan that does not fit is a plan too: its verdict is `refused`, with every cause and the nearest change, and it
+    has no placements.
+
+    Args:
+        pipeline: what is placed; the order of its components and edges does not matter.
+        machine: measured or given facts.
+        policy: what is allowed and reserved.
+        workload: carried into the plan; the pipeline's passes were derived from it.
+        version: Placewise's own, for the plan's mark.
+
+    Raises:
+        InputError: the data flow has a cycle, an override matches nothing, or the policy names an unknown rule.
+    """
+    pipeline = _in_phase_order(pipeline)
+    budgets = budgets_of(machine, policy)
+    wishes = resolve_overrides(policy, pipeline)
+    broken = broken_rules(pipeline, machine, policy)
+    drafts = (
+        () if broken else tuple(draft_of(component, machine, wishes) for component in pipeline.components)
+    )
+    ledger = ledger_of(drafts, budgets)
+    short = place(ledger, machine, policy)
+    fits = not broken and not short
+    verdict: Verdict = (
+        Fits(confidence=_confidence(pipeline), margin_bytes=margins(ledger))
+        if fits
+        else Refused(short=short, broken=broken, nearest=_nearest(short, policy))
+    )
+    plan = seal(
+        Plan(
+            format_version=FORMAT_VERSION,
+            made_by=made_by(version),
+            digest="",
+            verdict=verdict,
+            pipeline=pipeline,
+            workload=workload,
+            machine=machine,
+            policy=policy,
+            budgets=tuple(budget for _, budget in sorted(budgets.items())),
+            placements=tuple(map(placement_of, drafts)) if fits else (),
+            phases=phases_of(drafts, ledger) if fits else (),
+            decisions=decisions_of(drafts, ledger, policy) if fits else (),
+            notes=_notes(pipeline, machine, ledger),
+        )
+    )
+    check_plan(plan)
+    return plan
+
+
+def _in_phase_order(pipeline: Pipeline) -> Pipeline:
+    by_name = {component.name: component for component in pipeline.components}
+    order = phase_order(by_name, pipeline.edges)
+    return pipeline.model_copy(
+        update={"components": tuple(by_name[name] for name in order), "edges": tuple(sorted(pipeline.edges))}
+    )
+
+
+def _confidence(pipeline: Pipeline) -> Confidence:
+    unknown = any(isinstance(component.activations, UnknownActivations) for component in pipeline.components)
+    return Confidence.activations_unknown if unknown else Confidence.bytes_only
+
+
+def _nearest(short: tuple[Short, ...], policy: Policy) -> tuple[Change, ...]:
+    return tuple(
+        Change(axis=cause.axis, to_available_bytes=available_for(cause.axis, cause.need_bytes, policy))
+        for cause in short
+    )
+
+
+def _notes(pipeline: Pipeline, machine: Machine, ledger: Ledger) -> tuple[str, ...]:
+    """What a reader should know that no decision says: what was assumed, and what was not measured."""
+    unknown = [
+        component.name
+        for component in pipeline.components
+        if isinstance(component.activations, UnknownActivations)
+    ]
+    notes = [*pipeline.notes, *machine.host.notes]
+    if unknown:
+        notes.append(f"activation memory is not known for {', '.join(unknown)}: only the reserve covers it")
+    for axis, budget in sorted(ledger.budgets.items()):
+        if budget.available_bytes is None:
+            notes.append(f"the memory of {axis} was not measured: nothing is spent there")
+    notes.append("not calibrated: seconds are unknown, and bytes decide")
+    return tuple(notes)

@@ -1,0 +1,109 @@
+"""Decisions: for every segment of the plan the rule that chose it, the numbers, and what was not taken."""
+
+from collections.abc import Iterator, Sequence
+
+from ..plans.document import Decision, Rejected, Segment
+from ..plans.pipeline import Run
+from ..plans.policy import Copies, Hold, Home, Policy, Residency
+from ..plans.units import format_bytes
+from .budgets import HOST
+from .draft import Draft, Ledger
+from .outcome import placement_of
+
+
+def decisions_of(drafts: Sequence[Draft], ledger: Ledger, policy: Policy) -> tuple[Decision, ...]:
+    """One decision per segment, and one per component whose layers pass through slots."""
+    return tuple(decision for draft in drafts for decision in _component(draft, ledger, policy))
+
+
+def _component(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[Decision]:
+    for segment in placement_of(draft).segments:
+        yield _segment(draft, segment, ledger, policy)
+    if draft.streamed:
+        yield Decision(
+            rule="slots-within-device" if draft.slots < policy.slots else "slots-as-wished",
+            subject=draft.component.name,
+            choice=f"{draft.slots} slots",
+            because={
+                "wished_slots": policy.slots,
+                "slot_bytes": draft.slot_bytes,
+                "streamed_layers": draft.streamed,
+                "prefetch_layers": draft.prefetch_layers,
+            },
+        )
+
+
+def subject_of(component: str, stack: str | None, layers: Sequence[Run]) -> str:
+    """A segment by name: `transformer.blocks[0:12,30:60]`, or `transformer (fixed)`."""
+    if stack is None:
+        return f"{component} (fixed)"
+    runs = ",".join(f"{start}:{stop}" for start, stop in layers)
+    return f"{component}.{stack}[{runs}]" if stack else f"{component}[{runs}]"
+
+
+def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> Decision:
+    units = [unit for unit in draft.units if unit.stack == segment.stack]
+    wish = units[0].wish
+    because: dict[str, int | None] = {"bytes": segment.bytes, "passes": draft.component.passes}
+    if segment.packed_bytes == 0:
+        rule, rejected = "nothing-to-place", ()
+    elif wish.home is segment.home or wish.hold is segment.hold:
+        rule, rejected = "override", ()
+    elif segment.home is Home.device and not draft.on_cpu:
+        rule, rejected = "fits-on-device", ()
+        because |= _budget(draft.axis, ledger)
+    else:
+        rule, rejected = _host_rule(draft, segment, ledger, policy)
+        because |= _budget(HOST, ledger)
+    if not draft.on_cpu and segment.hold is not Hold.always:
+        rejected = (_rejected_device(draft, ledger, policy), *rejected)
+    return Decision(
+        rule=rule,
+        subject=subject_of(draft.component.name, segment.stack, segment.layers),
+        choice=f"{segment.home}/{segment.hold}",
+        because=because,
+        rejected=rejected,
+    )
+
+
+def _host_rule(
+    draft: Draft, segment: Segment, ledger: Ledger, policy: Policy
+) -> tuple[str, tuple[Rejected, ...]]:
+    """Why weights that rest on the host are a copy, or stay on the checkpoint's mapping."""
+    copy = "device/always" if draft.on_cpu else f"pageable/{segment.hold}"
+    if segment.home is not Home.mapped:
+        return "copy-fits", (
+            Rejected(choice=f"mapped/{segment.hold}", why="a copy is never dropped from memory"),
+        )
+    if policy.copies is Copies.never:
+        return "copies-never", (Rejected(choice=copy, why=f"the policy {policy.preset} makes no copies"),)
+    if draft.axis == HOST and not draft.on_cpu:
+        return "one-pool", (
+            Rejected(choice=copy, why="device and host are one memory: it would be held twice"),
+        )
+    if ledger.budgets[HOST].available_bytes is None:
+        return "host-unmeasured", (Rejected(choice=copy, why="nobody knows whether it fits"),)
+    least = min(
+        unit.packed for unit in draft.units if unit.stack == segment.stack and unit.home is Home.mapped
+    )
+    why = f"the smallest unit needs {format_bytes(least)} more, {format_bytes(ledger.left(HOST))} are left"
+    return "copy-would-not-fit", (Rejected(choice=copy, why=why),)
+
+
+def _rejected_device(draft: Draft, ledger: Ledger, policy: Policy) -> Rejected:
+    if policy.residency is Residency.minimal:
+        return Rejected(
+            choice="device/always", why=f"the policy {policy.preset} holds no more than a pass needs"
+        )
+    left = format_bytes(ledger.left(draft.axis))
+    return Rejected(choice="device/always", why=f"{left} of {draft.axis} are left beyond the highest phase")
+
+
+def _budget(axis: str, ledger: Ledger) -> dict[str, int | None]:
+    budget = ledger.budgets[axis]
+    return {
+        "available_bytes": budget.available_bytes,
+        "reserve_bytes": budget.reserve_bytes,
+        "usable_bytes": budget.usable_bytes,
+        "left_bytes": None if budget.available_bytes is None else ledger.left(axis),
+    }

@@ -1,0 +1,132 @@
+"""The first planner: greedy, with backfill. It never exceeds a budget; it does not claim the optimum.
+
+Its passes, in this order, each leaving every axis within its budget:
+
+1. what the overrides ask and what one streamed pass needs, which decides whether the plan is refused;
+2. layers of components that run more than once are held for their phase;
+3. weights get a home on the device for good, those that save most traffic per byte first;
+4. weights at home on the host are copied off the mapping, those that are read most first.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ..plans.document import Short
+from ..plans.machine import Machine, MemoryKind
+from ..plans.policy import Copies, Hold, Home, Policy, Residency
+from .budgets import HOST
+from .draft import Draft, Ledger, Unit
+
+
+def place(ledger: Ledger, machine: Machine, policy: Policy) -> tuple[Short, ...]:
+    """Decide home, hold and slots of every unit, in place. Returns every axis that is short; then only pass 1 ran."""
+    for draft in ledger.drafts:
+        _grant_slots(draft, ledger, machine, policy)
+    if short := _short(ledger):
+        return short
+    if policy.residency is Residency.fill:
+        _hold_for_phases(ledger)
+        _hold_always(ledger)
+    if policy.copies is Copies.when_they_fit:
+        _copy_to_host(ledger)
+    return ()
+
+
+def _grant_slots(draft: Draft, ledger: Ledger, machine: Machine, policy: Policy) -> None:
+    """As many slots as the policy wishes and the device has room for; one where copies cannot overlap."""
+    draft.slots = policy.slots if _overlaps(draft, machine) else 1
+    draft.prefetch_layers = policy.prefetch_layers
+    draft.fit_slots()
+    while draft.slots > 1 and ledger.left(draft.axis) < 0:
+        draft.slots -= 1
+        draft.fit_slots()
+
+
+def _overlaps(draft: Draft, machine: Machine) -> bool:
+    """Whether the device copies while it computes. Unified memory has no second copy to make."""
+    return any(
+        accelerator.streams and accelerator.memory is MemoryKind.separate
+        for accelerator in machine.accelerators
+        if accelerator.device == draft.compute_device
+    )
+
+
+def _short(ledger: Ledger) -> tuple[Short, ...]:
+    """Every axis whose peak is over its budget, with the component in whose phase it is highest."""
+    short: list[Short] = []
+    for axis, budget in sorted(ledger.budgets.items()):
+        need = ledger.peak(axis)
+        if budget.available_bytes is None or need <= budget.usable_bytes:
+            continue
+        # A host that is short of forced copies alone has no phase of its own.
+        on_axis = [draft for draft in ledger.drafts if draft.axis == axis] or ledger.drafts
+        worst = max(on_axis, key=Draft.phase_bytes).component.name
+        short.append(Short(axis=axis, component=worst, need_bytes=need, have_bytes=budget.usable_bytes))
+    return tuple(short)
+
+
+def _hold_for_phases(ledger: Ledger) -> None:
+    """Spare components that run several times per request the repeated fetch of what fits."""
+    for draft in _on_devices(ledger):
+        if draft.component.passes > 1:
+            layers = [unit for unit in draft.units if _is_free(unit) and unit.hold is Hold.layer]
+            _take(layers, draft, ledger, Hold.phase)
+
+
+def _hold_always(ledger: Ledger) -> None:
+    """Give weights a home on the device. Streamed layers save a fetch per pass, held ones a fetch per request."""
+    by_passes = sorted(_on_devices(ledger), key=lambda draft: -draft.component.passes)
+    for hold, drafts in ((Hold.layer, by_passes), (Hold.phase, list(_on_devices(ledger)))):
+        for draft in drafts:
+            units = [
+                unit
+                for unit in draft.units
+                if _is_free(unit) and unit.wish.home is None and unit.hold is hold
+            ]
+            _take(units, draft, ledger, Hold.always)
+
+
+def _copy_to_host(ledger: Ledger) -> None:
+    """Copy what is read most. With unified memory a host copy and the device's would be twice the same pool."""
+    wanted = [
+        (draft, unit)
+        for draft in ledger.drafts
+        if draft.on_cpu or draft.axis != HOST
+        for unit in draft.units
+        if unit.home is Home.mapped and unit.wish.home is None
+    ]
+    wanted.sort(key=lambda pair: -_reads_per_request(*pair))
+    for draft, unit in wanted:
+        if unit.packed <= ledger.left(HOST):
+            ledger.move(draft, unit, Home.device if draft.on_cpu else Home.pageable, unit.hold)
+
+
+def _reads_per_request(draft: Draft, unit: Unit) -> int:
+    return 1 if unit.hold is Hold.phase else draft.component.passes
+
+
+def _on_devices(ledger: Ledger) -> Iterator[Draft]:
+    return (draft for draft in ledger.drafts if not draft.on_cpu)
+
+
+def _is_free(unit: Unit) -> bool:
+    """Whether the planner may hold a unit longer: no override has said otherwise."""
+    return unit.wish.hold is None
+
+
+def _take(units: Sequence[Unit], draft: Draft, ledger: Ledger, hold: Hold) -> None:
+    """Hold all of the units, which may free the slots; else one by one, so that smaller ones fill the gaps."""
+    if units and not _hold_if_it_fits(units, draft, ledger, hold):
+        for unit in units:
+            _hold_if_it_fits((unit,), draft, ledger, hold)
+    draft.fit_slots()
+
+
+def _hold_if_it_fits(units: Sequence[Unit], draft: Draft, ledger: Ledger, hold: Hold) -> bool:
+    before = [(unit.home, unit.hold) for unit in units]
+    for unit in units:
+        ledger.move(draft, unit, Home.device if hold is Hold.always else unit.home, hold)
+    if ledger.left(draft.axis) >= 0:
+        return True
+    for unit, (home, held) in zip(units, before, strict=True):
+        ledger.move(draft, unit, home, held)
+    return False

@@ -1,0 +1,178 @@
+"""The plan: the one document that planner, executor, servers and tests share."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from .machine import Machine
+from .pipeline import Pipeline, Run, Workload
+from .policy import Hold, Home, Policy
+from .record import KnownNumbers, Record
+
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+FORMAT_VERSION = f"{FORMAT_MAJOR}.{FORMAT_MINOR}"
+
+
+class MadeBy(Record):
+    """Who wrote the document; not part of its digest."""
+
+    name: str
+    version: str
+
+
+class Confidence(StrEnum):
+    """What the verdict rests on. `activations-unknown` is covered by the device reserve alone."""
+
+    bytes_only = "bytes-only"
+    activations_unknown = "activations-unknown"
+
+
+class Fits(Record):
+    """There is a placement. `margin_bytes` is what is left of each axis' budget at its highest peak."""
+
+    kind: Literal["fits"] = "fits"
+    confidence: Confidence
+    margin_bytes: KnownNumbers
+
+
+class Short(Record):
+    """One axis that ran out, and for whom."""
+
+    axis: str
+    component: str
+    need_bytes: NonNegativeInt
+    have_bytes: NonNegativeInt
+
+
+class Broken(Record):
+    """One admission rule that does not admit what was asked."""
+
+    rule: str
+    subject: str
+    why: str
+
+
+class Change(Record):
+    """Grow an axis' available bytes to this figure."""
+
+    axis: str
+    to_available_bytes: NonNegativeInt
+
+
+class Refused(Record):
+    """There is no placement. All causes are listed; the `nearest` changes, made together, make it fit."""
+
+    kind: Literal["refused"] = "refused"
+    short: tuple[Short, ...]
+    broken: tuple[Broken, ...]
+    nearest: tuple[Change, ...]
+
+
+Verdict = Annotated[Fits | Refused, Field(discriminator="kind")]
+
+
+class Reader(StrEnum):
+    """How a slot is filled from a mapped home: by copying out of the mapping."""
+
+    mapping = "mapping"
+
+
+class Staging(Record):
+    """The way from home to compute device. `prefetch_layers` of the `slots` are filled ahead of use.
+
+    `chunk_bytes` is the size of one read where the reader reads; null where tensors are copied whole.
+    """
+
+    device: str
+    reader: Reader
+    slots: PositiveInt
+    slot_bytes: PositiveInt
+    chunk_bytes: PositiveInt | None
+    prefetch_layers: NonNegativeInt
+
+
+class Segment(Record):
+    """Units of one fate. `stack: null` is the component's fixed part, which has no layer runs."""
+
+    stack: str | None
+    layers: tuple[Run, ...]
+    home: Home
+    hold: Hold
+    bytes: NonNegativeInt
+    packed_bytes: NonNegativeInt
+
+
+class Placement(Record):
+    """Where one component's weights rest and where it computes. `chunk_tokens: null` is the whole sequence at once."""
+
+    component: str
+    compute_device: str
+    chunk_tokens: PositiveInt | None = None
+    staging: Staging | None
+    segments: tuple[Segment, ...]
+
+
+class Predicted(Record):
+    """What one phase is predicted to cost. Null is not known, and is never zero."""
+
+    seconds: float | None
+    stall_s: float | None
+    disk_bytes: NonNegativeInt | None
+    link_bytes: NonNegativeInt | None
+    peak_bytes: KnownNumbers
+
+
+class Phase(Record):
+    """An interval in which one component computes. `binding` is the axis with the least left."""
+
+    component: str
+    passes: PositiveInt
+    predicted: Predicted
+    binding: str | None
+
+
+class Rejected(Record):
+    """An alternative that was not taken, and why."""
+
+    choice: str
+    why: str
+    predicted_seconds: float | None = None
+
+
+class Decision(Record):
+    """One choice: about what, by which rule, from which numbers, against which alternatives."""
+
+    rule: str
+    subject: str
+    choice: str
+    because: KnownNumbers
+    rejected: tuple[Rejected, ...] = ()
+
+
+class Budget(Record):
+    """An axis that the plan must stay within. Null `available_bytes` was not measurable, and then nothing is spent."""
+
+    axis: str
+    available_bytes: NonNegativeInt | None
+    reserve_bytes: NonNegativeInt
+    usable_bytes: NonNegativeInt
+
+
+class Plan(Record):
+    """A placement of a pipeline on a machine under a policy, with its reasons."""
+
+    format_version: str
+    made_by: MadeBy
+    digest: str
+    verdict: Verdict
+    pipeline: Pipeline
+    workload: Workload
+    machine: Machine
+    policy: Policy
+    budgets: tuple[Budget, ...]
+    placements: tuple[Placement, ...]
+    phases: tuple[Phase, ...]
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,106 @@
+"""What is placed, as the plan carries it: components, their files, their stacks of layers, the data flow."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+
+from .record import Numbers, Record
+
+
+def _checked_run(run: tuple[int, int]) -> tuple[int, int]:
+    if not 0 <= run[0] < run[1]:
+        raise ValueError("a layer run is [start, stop) with 0 <= start < stop")
+    return run
+
+
+Run = Annotated[tuple[int, int], AfterValidator(_checked_run)]
+"""Consecutive layers, half-open: `[start, stop)`."""
+
+
+class File(Record):
+    """One weight file and its identity. `path` is relative to the component's root, with forward slashes."""
+
+    path: str
+    size_bytes: NonNegativeInt
+    mtime_ns: NonNegativeInt
+    header_sha256: str
+
+
+class Checkpoint(Record):
+    """A component's files. `root` is relative to the model's root; `.` is that root itself."""
+
+    root: str
+    files: tuple[File, ...]
+
+
+class LayerSize(Record):
+    """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at its own 64-byte boundary."""
+
+    layers: Run
+    layer_bytes: NonNegativeInt
+    packed_bytes: NonNegativeInt
+
+
+class Stack(Record):
+    """A module list whose elements are streamed as one: `blocks` holds `blocks.0` to `blocks.{layers - 1}`."""
+
+    name: str
+    layers: PositiveInt
+    sizes: tuple[LayerSize, ...]
+
+
+class UnknownActivations(Record):
+    """Nobody measured them. Lowers the verdict's confidence; is never read as zero."""
+
+    kind: Literal["unknown"] = "unknown"
+
+
+class GivenActivations(Record):
+    """The caller stated the peak of live activation bytes of one pass."""
+
+    kind: Literal["given"] = "given"
+    peak_bytes: NonNegativeInt
+
+
+Activations = Annotated[UnknownActivations | GivenActivations, Field(discriminator="kind")]
+
+
+class Component(Record):
+    """One module with its own checkpoint.
+
+    `library` and `class_name` say what builds it (`transformers`, `BertModel`); both are null for bare files, to
+    which the caller brings the module. `passes` is how often its forward runs in one request. `dtype_bytes` are
+    the stored bytes by the file format's dtype names. `fixed_*` is what is in no layer.
+    """
+
+    name: str
+    library: str | None
+    class_name: str | None
+    checkpoint: Checkpoint
+    tensors: NonNegativeInt
+    dtype_bytes: Numbers
+    stacks: tuple[Stack, ...]
+    fixed_bytes: NonNegativeInt
+    fixed_packed_bytes: NonNegativeInt
+    passes: PositiveInt
+    activations: Activations
+
+
+class Pipeline(Record):
+    """Named components and the data flow between them, `[from, to]` by name."""
+
+    name: str
+    components: tuple[Component, ...]
+    edges: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
+
+
+class Workload(Record):
+    """What one request asks. Null is not stated."""
+
+    batch: PositiveInt = 1
+    steps: NonNegativeInt | None = None
+    tokens: PositiveInt | None = None
+    height: PositiveInt | None = None
+    width: PositiveInt | None = None
+    frames: PositiveInt | None = None

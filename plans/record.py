@@ -1,0 +1,31 @@
+"""The base of everything that goes to JSON: frozen, strict, and closed to unknown fields."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, PlainSerializer
+
+
+class Record(BaseModel):
+    """A frozen record. Sequences are tuples, choices are enums, units stand in the names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+_V = TypeVar("_V")
+
+
+def _frozen(numbers: Mapping[str, _V]) -> Mapping[str, _V]:
+    return MappingProxyType(dict(sorted(numbers.items())))
+
+
+def _plain(numbers: Mapping[str, _V]) -> dict[str, _V]:
+    return dict(numbers)
+
+
+Numbers = Annotated[Mapping[str, NonNegativeInt], AfterValidator(_frozen), PlainSerializer(_plain)]
+"""Named counts, such as bytes per axis: sorted by name, and read-only."""
+
+KnownNumbers = Annotated[Mapping[str, int | None], AfterValidator(_frozen), PlainSerializer(_plain)]
+"""Named counts of which some are not known. `None` is unknown, and never zero."""

@@ -1,0 +1,53 @@
+"""Bytes as people write them: binary units, both ways."""
+
+import re
+
+from .errors import InputError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_FACTOR = {
+    "": 1,
+    "b": 1,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Read `12GiB`, `512 MiB`, `1.5GB` or a bare number of bytes.
+
+    Raises:
+        InputError: for anything else, negative sizes among it.
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTOR.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise InputError(
+            f"'{text}' is not a size", hint="write a number with a unit, such as 12GiB, 512MiB or 2GB"
+        )
+    # Whole numbers stay exact: a float has 53 bits only.
+    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+
+
+def format_bytes(count: int) -> str:
+    """Three significant figures in the largest binary unit that keeps the number at 1 or more: `1.50 GiB`."""
+    size = float(abs(count))
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    sign = "-" if count < 0 else ""
+    if unit == "B":
+        return f"{sign}{int(size)} B"
+    digits = 2 if size < 10 else 1 if size < 100 else 0
+    return f"{sign}{size:.{digits}f} {unit}"

@@ -1,0 +1,1 @@
+"""What is allowed, reserved and preferred: presets as data, admission rules with ids."""

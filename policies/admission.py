@@ -1,0 +1,106 @@
+"""Admission rules: what a policy does not admit on a machine, each with an id that the refusal carries."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..plans.document import Broken
+from ..plans.errors import InputError
+from ..plans.machine import Machine, Measured
+from ..plans.pipeline import Pipeline
+from ..plans.policy import Hold, Home, Policy
+from .selectors import Wish, Wishes, resolve_overrides
+
+CPU = "cpu"
+
+HONOURED_HOMES = (Home.device, Home.pageable, Home.mapped)
+"""The homes that the executor honours today."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One part of the pipeline with the device it would compute on and what was asked of it."""
+
+    subject: str
+    compute_device: str
+    wish: Wish
+
+
+def default_device(machine: Machine) -> str:
+    """Where a component computes when nobody says otherwise: the first accelerator, or the CPU."""
+    return machine.accelerators[0].device if machine.accelerators else CPU
+
+
+def compute_device_exists(place: Place, machine: Machine) -> str | None:
+    """A component computes on the CPU or on an accelerator that the facts list."""
+    devices = [CPU, *(accelerator.device for accelerator in machine.accelerators)]
+    if place.compute_device in devices:
+        return None
+    return f"there is no device {place.compute_device}; the machine has {', '.join(devices)}"
+
+
+def device_memory_is_known(place: Place, machine: Machine) -> str | None:
+    """Nothing is placed on an accelerator whose free memory is not known."""
+    for accelerator in machine.accelerators:
+        if accelerator.device == place.compute_device and not isinstance(accelerator.free, Measured):
+            return f"the free memory of {accelerator.device} was not measured; give it with --device-memory"
+    return None
+
+
+def home_is_honoured(place: Place, machine: Machine) -> str | None:
+    """A home that the executor cannot give is not promised."""
+    if place.wish.home is None or place.wish.home in HONOURED_HOMES:
+        return None
+    return f"home {place.wish.home} is not honoured yet; {', '.join(HONOURED_HOMES)} are"
+
+
+def hold_suits_home(place: Place, machine: Machine) -> str | None:
+    """On the CPU weights are used where they rest; elsewhere only weights at home on the device are always there."""
+    home, hold = place.wish.home, place.wish.hold
+    if place.compute_device == CPU:
+        if hold not in (None, Hold.always):
+            return f"hold {hold} needs an accelerator; on the CPU weights are used where they rest"
+        if home is Home.pageable:
+            return "home pageable on the CPU is the device's own memory; say home device"
+        return None
+    if home is not None and hold is not None and (home is Home.device) != (hold is Hold.always):
+        return f"home {home} and hold {hold} contradict each other; device goes with always, the others with phase or layer"
+    return None
+
+
+RULES: dict[str, Callable[[Place, Machine], str | None]] = {
+    "compute-device-exists": compute_device_exists,
+    "device-memory-is-known": device_memory_is_known,
+    "home-is-honoured": home_is_honoured,
+    "hold-suits-home": hold_suits_home,
+}
+
+
+def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[Broken, ...]:
+    """Every rule in force that some place breaks.
+
+    Raises:
+        InputError: the policy names a rule that does not exist, or has an override that matches nothing.
+    """
+    for rule in policy.rules:
+        if rule not in RULES:
+            raise InputError(f"there is no rule '{rule}'", hint=f"rules are {', '.join(RULES)}")
+    wishes = resolve_overrides(policy, pipeline)
+    places = sorted(_places(pipeline, machine, wishes), key=lambda place: place.subject)
+    return tuple(
+        Broken(rule=rule, subject=place.subject, why=why)
+        for rule in policy.rules
+        for place in places
+        if (why := RULES[rule](place, machine)) is not None
+    )
+
+
+def _places(pipeline: Pipeline, machine: Machine, wishes: Wishes) -> Iterator[Place]:
+    for component in pipeline.components:
+        device = wishes.of(component.name, None).compute_device or default_device(machine)
+        yield Place(subject=component.name, compute_device=device, wish=wishes.of(component.name, None))
+        for stack in component.stacks:
+            if (component.name, stack.name) in wishes.by_place:
+                subject = f"{component.name}.{stack.name}"
+                yield Place(
+                    subject=subject, compute_device=device, wish=wishes.of(component.name, stack.name)
+                )

@@ -1,0 +1,113 @@
+"""A naive second opinion: what a plan means for memory and links, re-derived unit by unit from the document alone."""
+
+from dataclasses import dataclass
+
+from placewise.plans.document import Placement, Plan, Segment
+from placewise.plans.pipeline import Component
+
+Name = tuple[str, str | None, int]
+"""A unit: component, stack (null for the fixed part) and layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """One unit with its fate. `pool` is where its own bytes rest for good; null is the page cache alone."""
+
+    name: Name
+    stored: int
+    packed: int
+    home: str
+    hold: str
+    pool: str | None
+    compute_pool: str
+
+
+def unit_sizes(component: Component) -> dict[Name, tuple[int, int]]:
+    """Every unit of a component with its bytes as stored and packed."""
+    sizes: dict[Name, tuple[int, int]] = {}
+    if component.fixed_bytes:
+        sizes[component.name, None, 0] = (component.fixed_bytes, component.fixed_packed_bytes)
+    for stack in component.stacks:
+        for layer in range(stack.layers):
+            (size,) = [size for size in stack.sizes if size.layers[0] <= layer < size.layers[1]]
+            sizes[component.name, stack.name, layer] = (size.layer_bytes, size.packed_bytes)
+    return sizes
+
+
+def units_of(component: str, segment: Segment) -> list[Name]:
+    """The units that a segment names."""
+    if segment.stack is None:
+        return [(component, None, 0)]
+    return [(component, segment.stack, layer) for run in segment.layers for layer in range(run[0], run[1])]
+
+
+def pool_of(plan: Plan, device: str) -> str:
+    """The memory that a device draws on."""
+    separate = [a.device for a in plan.machine.accelerators if a.memory == "separate"]
+    return device if device in separate else "host"
+
+
+def residents(plan: Plan) -> list[Resident]:
+    """All units of a plan that fits, in the order of its segments."""
+    found: list[Resident] = []
+    components = {component.name: component for component in plan.pipeline.components}
+    for placement in plan.placements:
+        sizes = unit_sizes(components[placement.component])
+        compute_pool = pool_of(plan, placement.compute_device)
+        for segment in placement.segments:
+            pool = {"device": compute_pool, "pageable": "host"}.get(segment.home)
+            for name in units_of(placement.component, segment):
+                stored, packed = sizes[name]
+                found.append(
+                    Resident(
+                        name=name,
+                        stored=stored,
+                        packed=packed,
+                        home=segment.home,
+                        hold=segment.hold,
+                        pool=pool,
+                        compute_pool=compute_pool,
+                    )
+                )
+    return found
+
+
+def axes(plan: Plan) -> list[str]:
+    """The pools of the machine, by name."""
+    return sorted({"host", *(pool_of(plan, a.device) for a in plan.machine.accelerators)})
+
+
+def peak(plan: Plan, component: str, axis: str) -> int:
+    """The most bytes that an axis bears while a component computes."""
+    (placement,) = [placement for placement in plan.placements if placement.component == component]
+    everything = residents(plan)
+    resting = sum(unit.packed for unit in everything if unit.pool == axis)
+    if pool_of(plan, placement.compute_device) != axis:
+        return resting
+    visiting = sum(unit.packed for unit in everything if unit.name[0] == component and unit.hold == "phase")
+    return resting + visiting + _slots(placement) + _activations(plan, component)
+
+
+def peaks(plan: Plan, axis: str) -> list[int]:
+    """An axis' peak in each phase, in order."""
+    return [peak(plan, placement.component, axis) for placement in plan.placements]
+
+
+def page_cache(plan: Plan, component: str) -> int:
+    """Bytes of the checkpoint's mapping that a phase reads: soft, the kernel may drop them."""
+    return sum(u.stored for u in residents(plan) if u.name[0] == component and u.home == "mapped")
+
+
+def link_bytes(plan: Plan, component: str, passes: int) -> int:
+    """Bytes that one request moves from the host to the component's compute device."""
+    times = {"always": 0, "phase": 1, "layer": passes}
+    return sum(unit.stored * times[unit.hold] for unit in residents(plan) if unit.name[0] == component)
+
+
+def _slots(placement: Placement) -> int:
+    return 0 if placement.staging is None else placement.staging.slots * placement.staging.slot_bytes
+
+
+def _activations(plan: Plan, component: str) -> int:
+    (found,) = [part.activations for part in plan.pipeline.components if part.name == component]
+    return found.peak_bytes if found.kind == "given" else 0

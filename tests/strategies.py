@@ -1,0 +1,290 @@
+"""Hypothesis strategies: the only home of generators of pipelines, machines, policies and workloads.
+
+A `Case` is all that the planner is given. Its machine's sizes hug the boundaries that the pipeline's own sizes make,
+so that "just fits" and "one byte short" are common.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+from placewise.planner.compile import compile_plan
+from placewise.plans.document import Plan
+from placewise.plans.machine import (
+    Accelerator,
+    Host,
+    Machine,
+    Malformed,
+    Measured,
+    MemoryKind,
+    Reading,
+    Unmeasurable,
+)
+from placewise.plans.pipeline import (
+    Activations,
+    Checkpoint,
+    Component,
+    File,
+    GivenActivations,
+    LayerSize,
+    Pipeline,
+    Stack,
+    UnknownActivations,
+    Workload,
+)
+from placewise.plans.policy import Copies, Hold, Home, Override, Policy, Residency
+from placewise.policies.presets import PRESETS, load_preset
+
+GIB = 1 << 30
+HUGE = 1 << 60
+"""More than any generated pipeline can ask for, reserves among it."""
+
+COMPONENTS = ("audio_vae", "encodeur_é", "text_encoder", "transformer", "transformer_2", "vae")
+STACKS = ("", "blocks", "model.layers", "single_blocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that a plan is made from."""
+
+    pipeline: Pipeline
+    machine: Machine
+    policy: Policy
+    workload: Workload
+
+    def compile(self) -> Plan:
+        return compile_plan(self.pipeline, self.machine, self.policy, self.workload, version="0")
+
+    def on(self, machine: Machine) -> "Case":
+        return replace(self, machine=machine)
+
+    def under(self, policy: Policy) -> "Case":
+        return replace(self, policy=policy)
+
+
+def packed_units(component: Component) -> list[int]:
+    """What each unit takes in memory: the fixed part, if there is one, and every layer."""
+    fixed = [component.fixed_packed_bytes] if component.fixed_bytes else []
+    sizes = [size for stack in component.stacks for size in stack.sizes]
+    return fixed + [size.packed_bytes for size in sizes for _ in range(*size.layers)]
+
+
+byte_counts = st.one_of(
+    st.integers(0, 4096), st.integers(0, 20 * GIB), st.sampled_from([0, 1, 64, GIB, 4 * GIB])
+)
+workloads = st.builds(
+    Workload,
+    batch=st.integers(1, 4),
+    steps=st.none() | st.integers(0, 50),
+    tokens=st.none() | st.integers(1, 512),
+    height=st.none() | st.just(768),
+    width=st.none() | st.just(1344),
+    frames=st.none() | st.integers(1, 124),
+)
+activations: st.SearchStrategy[Activations] = st.one_of(
+    st.just(UnknownActivations()), byte_counts.map(lambda count: GivenActivations(peak_bytes=count))
+)
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> tuple[int, int]:
+    """Bytes as stored, and packed: not fewer, a multiple of 64, and none for none."""
+    stored = draw(byte_counts)
+    gaps = draw(st.integers(0, 3)) if stored else 0
+    return stored, (-(-stored // 64) + gaps) * 64
+
+
+@st.composite
+def stacks(draw: st.DrawFn, name: str) -> Stack:
+    """1 to 12 layers, equal ones in runs."""
+    sizes: list[LayerSize] = []
+    start = 0
+    for length in draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)):
+        stored, packed = draw(weights())
+        sizes.append(LayerSize(layers=(start, start + length), layer_bytes=stored, packed_bytes=packed))
+        start += length
+    return Stack(name=name, layers=start, sizes=tuple(sizes))
+
+
+@st.composite
+def components(draw: st.DrawFn, name: str) -> Component:
+    names = draw(st.lists(st.sampled_from(STACKS), max_size=3, unique=True))
+    drawn = tuple(draw(stacks(stack)) for stack in names)
+    fixed, fixed_packed = draw(weights())
+    layers = sum(size.layer_bytes * (size.layers[1] - size.layers[0]) for s in drawn for size in s.sizes)
+    file = File(path="model.safetensors", size_bytes=fixed + layers, mtime_ns=1, header_sha256="0" * 64)
+    return Component(
+        name=name,
+        library=None,
+        class_name=None,
+        checkpoint=Checkpoint(root=name, files=(file,)),
+        tensors=1,
+        dtype_bytes={"U8": fixed + layers},
+        stacks=drawn,
+        fixed_bytes=fixed,
+        fixed_packed_bytes=fixed_packed,
+        passes=draw(st.sampled_from([1, 2, 28, 50]) | st.integers(1, 50)),
+        activations=draw(activations),
+    )
+
+
+@st.composite
+def edges(draw: st.DrawFn, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """A random directed acyclic graph, its edges in random order."""
+    order = draw(st.permutations(names))
+    pairs = [(source, target) for at, source in enumerate(order) for target in order[at + 1 :]]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return tuple(chosen)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """1 to 4 components in random order of registration."""
+    names = draw(st.lists(st.sampled_from(COMPONENTS), min_size=1, max_size=4, unique=True))
+    return Pipeline(
+        name="toy", components=tuple(draw(components(name)) for name in names), edges=draw(edges(names))
+    )
+
+
+@st.composite
+def sizes_near(draw: st.DrawFn, pipeline: Pipeline) -> int:
+    """A memory size at, or one step from, what some of the pipeline's units need together."""
+    units = [packed for component in pipeline.components for packed in packed_units(component)]
+    given = [c.activations.peak_bytes for c in pipeline.components if c.activations.kind == "given"]
+    some = draw(st.lists(st.sampled_from(units), max_size=8)) if units else []
+    step = draw(st.sampled_from([-64, -1, 0, 1, 64]))
+    reserve = draw(st.sampled_from([0, GIB, 4 * GIB, sum(some) // 4, sum(some) // 9]))
+    activated = draw(st.sampled_from([0, *given]))
+    return max(0, draw(st.sampled_from([sum(some), sum(units)])) + activated + reserve + step)
+
+
+def memory_sizes(pipeline: Pipeline) -> st.SearchStrategy[int]:
+    """From nothing to more than everything, the boundaries most often."""
+    near = sizes_near(pipeline)
+    return st.one_of(near, near, st.integers(0, 400 * GIB), st.sampled_from([0, 1, HUGE]))
+
+
+def host_of(available: Reading) -> Host:
+    unknown = Unmeasurable(why="not asked")
+    return Host(
+        platform="linux",
+        available=available,
+        total=available,
+        binding="psutil",
+        memlock=unknown,
+        shared_memory=unknown,
+    )
+
+
+def accelerator_of(device: str, free: Reading, *, unified: bool = False, streams: bool = True) -> Accelerator:
+    return Accelerator(
+        device=device,
+        kind=device.partition(":")[0],
+        name="toy",
+        memory=MemoryKind.unified if unified else MemoryKind.separate,
+        total=free,
+        free=free,
+        pinned_memory=not unified,
+        streams=streams,
+    )
+
+
+def measured(value: int) -> Measured:
+    return Measured(value=value, source="given")
+
+
+unmeasured = st.sampled_from(
+    [Unmeasurable(why="this platform does not tell"), Malformed(source="memory.max", why="'x' is no number")]
+)
+
+
+@st.composite
+def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
+    """A host, and none to two accelerators whose free memory was measured."""
+    known = memory_sizes(pipeline).map(measured)
+    devices = draw(st.sampled_from([(), ("cuda:0",), ("cuda:0",), ("cuda:0", "cuda:1"), ("mps",)]))
+    return Machine(
+        host=host_of(draw(st.one_of(known, known, known, unmeasured))),
+        accelerators=tuple(
+            accelerator_of(
+                device,
+                draw(known),
+                unified=device == "mps" or draw(st.integers(0, 9)) == 0,
+                streams=draw(st.booleans()),
+            )
+            for device in devices
+        ),
+    )
+
+
+_ON_DEVICE = tuple(
+    (home, hold)
+    for home in (None, Home.device, Home.mapped, Home.pageable)
+    for hold in (None, *Hold)
+    if (home, hold) != (None, None) and (None in (home, hold) or (home is Home.device) == (hold is Hold.always))
+)
+_ON_CPU = ((Home.device, None), (Home.mapped, None), (None, Hold.always), (Home.device, Hold.always))
+
+
+@st.composite
+def overrides(draw: st.DrawFn, pipeline: Pipeline, machine: Machine) -> tuple[Override, ...]:
+    """Overrides that each match one place; a stack's and its component's may yet contradict each other."""
+    devices = ["cpu", *(accelerator.device for accelerator in machine.accelerators)]
+    asked: list[Override] = []
+    for component in draw(st.lists(st.sampled_from(pipeline.components), max_size=2, unique_by=id)):
+        device = draw(st.none() | st.sampled_from(devices))
+        computes = device or devices[min(1, len(devices) - 1)]
+        wishes = st.sampled_from(_ON_CPU if computes == "cpu" else _ON_DEVICE)
+        if not component.stacks:
+            wishes = wishes.filter(lambda wish: wish[1] is not Hold.layer)
+        if device is not None or draw(st.booleans()):
+            home, hold = draw(st.just((None, None)) | wishes) if device is not None else draw(wishes)
+            asked.append(Override(select=component.name, home=home, hold=hold, compute_device=device))
+        for stack in component.stacks:
+            if draw(st.integers(0, 3)) == 0:
+                home, hold = draw(wishes)
+                asked.append(Override(select=f"{component.name}.{stack.name}", home=home, hold=hold))
+    return tuple(draw(st.permutations(asked)))
+
+
+policies = st.one_of(
+    st.sampled_from(PRESETS).map(load_preset),
+    st.builds(
+        Policy,
+        preset=st.just("own"),
+        reserve_bytes=byte_counts,
+        reserve_max_percent=st.integers(0, 100),
+        device_reserve_bytes=byte_counts,
+        device_reserve_max_percent=st.integers(0, 100),
+        copies=st.sampled_from(Copies),
+        residency=st.sampled_from(Residency),
+        slots=st.integers(1, 4),
+        prefetch_layers=st.integers(0, 4),
+        rules=st.just(load_preset("auto").rules),
+    ),
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, overridden: bool = True) -> Case:
+    """A whole question to the planner. Without overrides nothing but a lack of memory can refuse it."""
+    pipeline = draw(pipelines())
+    machine = draw(machines(pipeline))
+    policy = draw(policies)
+    if overridden and draw(st.booleans()):
+        policy = policy.model_copy(update={"overrides": draw(overrides(pipeline, machine))})
+    return Case(pipeline=pipeline, machine=machine, policy=policy, workload=draw(workloads))
+
+
+def with_memory(machine: Machine, available: Iterable[tuple[str, int]]) -> Machine:
+    """The machine with these bytes available on these axes. A device with unified memory is given the host's too."""
+    by_axis = dict(available)
+    host = machine.host
+    if "host" in by_axis:
+        host = host.model_copy(update={"available": measured(by_axis["host"])})
+    accelerators: list[Accelerator] = []
+    for accelerator in machine.accelerators:
+        axis = "host" if accelerator.memory is MemoryKind.unified else accelerator.device
+        free = measured(by_axis[axis]) if axis in by_axis else accelerator.free
+        accelerators.append(accelerator.model_copy(update={"free": free}))
+    return machine.model_copy(update={"host": host, "accelerators": tuple(accelerators)})
