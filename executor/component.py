@@ -15,7 +15,7 @@ from .machine import Machine
 from .names import Binding, Bindings, match_names
 from .procmaps import MapsSnapshot, snapshot_maps
 from .resident import Resident, entries_of
-from .units import Unit, UnitKey, View, keys_of, misplaced, open_views, units_of
+from .units import Progress, Unit, UnitKey, View, ignore, keys_of, misplaced, open_views, units_of
 
 _HONOURED = (Home.device, Home.pageable, Home.mapped)
 
@@ -52,6 +52,7 @@ def load_component(
     host: Machine,
     device: Machine,
     enter: Callable[[Resident], None],
+    progress: Progress = ignore,
 ) -> LoadedComponent:
     """Bind a module as its placement says.
 
@@ -62,6 +63,7 @@ def load_component(
         host: where host copies are made.
         device: the compute device.
         enter: called with the component's weights before each of its forwards; ends another component's phase.
+        progress: told the bytes of each unit when it is at home.
 
     Raises:
         ExecutionError: the module does not fit the checkpoint, the placement asks for what this executor does not do,
@@ -75,7 +77,7 @@ def load_component(
     roots = layer_roots(parameters, keys)
     shared = [name for name, weight in parameters.items() if _is_shared(weight, roots.get(keys[name]))]
     view = open_views(facts.files, facts.tensors)
-    units = units_of(placement, facts.tensors, keys, shared, view, host, device)
+    units = units_of(placement, facts.tensors, keys, shared, view, host, device, progress)
     buffer_bytes = _own_buffers(module, found, view, device.device)
     resident = Resident(placement.component, device, units, parameters, placement.staging)
     _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
@@ -102,7 +104,9 @@ def _check_honoured(placement: Placement) -> None:
                 hint=f"plan with homes {', '.join(_HONOURED)}",
             )
     staging = placement.staging
-    if placement.chunk_tokens is not None or (staging and (staging.reader is not Reader.mapping or staging.chunk_bytes)):
+    if placement.chunk_tokens is not None or (
+        staging and (staging.reader is not Reader.mapping or staging.chunk_bytes)
+    ):
         raise ExecutionError(
             f"component '{placement.component}': chunked tokens and chunked reads are not honoured by this version",
             hint="plan again with this version",

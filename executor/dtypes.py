@@ -21,9 +21,7 @@ def torch_layout(dtype: str, shape: tuple[int, ...]) -> tuple[torch.dtype, tuple
         ExecutionError: torch has no such dtype.
     """
     if dtype not in _TORCH:
-        raise ExecutionError(
-            f"torch has no dtype for {dtype}", hint="convert the checkpoint to another dtype"
-        )
+        raise ExecutionError(f"torch has no dtype for {dtype}", hint="convert the checkpoint to another dtype")
     if dtype == "F4":
         shape = (*shape[:-1], shape[-1] // 2)
     return _TORCH[dtype], shape

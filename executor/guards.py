@@ -61,7 +61,7 @@ class MappedWeight(_Guarded):
     """Functions that are known to return memory of their own: their results need no look."""
 
     _IN_PLACE: ClassVar[frozenset[str]] = frozenset(
-        f"__i{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()
+        f"__i{name}__" for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"]
     ) | {"__setitem__"}  # fmt: skip
     _HARMLESS: ClassVar[frozenset[str]] = frozenset(("requires_grad_", "retain_grad", "share_memory_"))
 
@@ -98,8 +98,8 @@ def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs) -> Itera
     name = _name(function)
     if name == "data=":
         yield from (target for target in _mapped(args[:1]) if not _same_memory(target, args[1]))
-    elif name in MappedWeight._IN_PLACE or (  # noqa: SLF001
-        name.endswith("_") and not name.endswith("__") and name not in MappedWeight._HARMLESS  # noqa: SLF001
+    elif name in MappedWeight._IN_PLACE or (
+        name.endswith("_") and not name.endswith("__") and name not in MappedWeight._HARMLESS
     ):
         # Functions of torch.nn.init hand their tensor over by name.
         yield from _mapped(args[:1] or tuple(kwargs.values())[:1])
@@ -120,7 +120,7 @@ def _mapped(values: Sequence[Any]) -> Iterator[MappedWeight]:
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     first, second = plain(one), plain(other)
-    return first.device == second.device and first.untyped_storage()._cdata == second.untyped_storage()._cdata  # noqa: SLF001
+    return first.device == second.device and first.untyped_storage()._cdata == second.untyped_storage()._cdata
 
 
 def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
@@ -131,7 +131,7 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
         for weight in _mapped(args):
             if _same_memory(weight, result):
                 view = result.as_subclass(MappedWeight)
-                view.weight_name, view._is_param = weight.weight_name, False  # noqa: SLF001
+                view.weight_name, view._is_param = weight.weight_name, False
                 return view
     elif isinstance(result, (tuple, list)):
         members = [_guard_views(function, args, member) for member in cast("Sequence[Any]", result)]
@@ -151,10 +151,41 @@ class ReleasedWeight(_Guarded):
     compute_device: torch.device
 
     _ANSWERS: ClassVar[frozenset[str]] = frozenset(
-        "shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes "
-        "is_sparse is_quantized is_nested size dim ndimension numel nelement stride storage_offset element_size "
-        "is_floating_point is_complex is_contiguous is_signed __len__ __hash__ is_inference _backward_hooks "
-        "_has_compatible_shallow_copy_type".split()
+        [
+            "shape",
+            "dtype",
+            "layout",
+            "requires_grad",
+            "requires_grad=",
+            "requires_grad_",
+            "grad",
+            "grad=",
+            "is_leaf",
+            "grad_fn",
+            "ndim",
+            "itemsize",
+            "nbytes",
+            "is_sparse",
+            "is_quantized",
+            "is_nested",
+            "size",
+            "dim",
+            "ndimension",
+            "numel",
+            "nelement",
+            "stride",
+            "storage_offset",
+            "element_size",
+            "is_floating_point",
+            "is_complex",
+            "is_contiguous",
+            "is_signed",
+            "__len__",
+            "__hash__",
+            "is_inference",
+            "_backward_hooks",
+            "_has_compatible_shallow_copy_type",
+        ]
     )
     """All that is known of a weight without its data."""
 
@@ -197,9 +228,7 @@ class ReleasedWeight(_Guarded):
         return device in (None, self.compute_device) and dtype in (None, self.dtype)
 
     def __repr__(self, **_: Any) -> str:
-        return (
-            f"ReleasedWeight('{self.weight_name}', {tuple(self.shape)}, {self.dtype}, {self.compute_device})"
-        )
+        return f"ReleasedWeight('{self.weight_name}', {tuple(self.shape)}, {self.dtype}, {self.compute_device})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReleasedWeight":
         raise ReleasedWeightError(

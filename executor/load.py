@@ -18,6 +18,7 @@ from .dtypes import torch_layout
 from .machine import Machine
 from .machines import CPU, open_machines
 from .resident import Resident
+from .units import Progress, ignore
 
 
 @dataclass(slots=True)
@@ -73,6 +74,7 @@ def load_plan(
     *,
     modules: Mapping[str, nn.Module] | None = None,
     machines: Mapping[str, Machine] | None = None,
+    progress: Progress = ignore,
 ) -> LoadedPipeline:
     """Build and bind every component as the plan says, and check that each unit got its home.
 
@@ -81,6 +83,7 @@ def load_plan(
         root: the model's folder, which the plan's paths start from; a bare file's own folder.
         modules: built by the caller, on meta, for components that name no library class.
         machines: by device, for those that should not be opened from the plan's facts.
+        progress: told the bytes of each unit when it is at home.
 
     Raises:
         RefusedError: the plan does not fit, so there is nothing to execute.
@@ -95,7 +98,9 @@ def load_plan(
     stage = _Stage()
     by_name = {component.name: component for component in plan.pipeline.components}
     components = {
-        placement.component: _load(placement, by_name[placement.component], root, modules or {}, opened, stage)
+        placement.component: _load(
+            placement, by_name[placement.component], root, modules or {}, opened, stage, progress
+        )
         for placement in plan.placements
     }
     return LoadedPipeline(
@@ -114,13 +119,14 @@ def _load(
     modules: Mapping[str, nn.Module],
     machines: Mapping[str, Machine],
     stage: _Stage,
+    progress: Progress,
 ) -> LoadedComponent:
     facts = _read_planned(component, root)
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
     device = machines[placement.compute_device]
-    return load_component(placement, facts, module, machines[CPU], device, stage.enter)
+    return load_component(placement, facts, module, machines[CPU], device, stage.enter, progress)
 
 
 def _read_planned(component: Component, root: Path) -> CheckpointFacts:
@@ -150,5 +156,3 @@ def _stored_dtype(facts: CheckpointFacts) -> torch.dtype:
         if entry.dtype.startswith(("F", "BF")) and entry.dtype in ("F16", "BF16", "F32", "F64"):
             return torch_layout(entry.dtype, entry.shape)[0]
     return torch.float32
-
-

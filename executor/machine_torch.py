@@ -1,5 +1,7 @@
 """A real accelerator, through torch's interface for all of them."""
 
+from typing import cast
+
 import torch
 
 from ..plans.errors import DeviceMemoryError, InputError
@@ -22,7 +24,9 @@ class TorchMachine:
         present = torch.accelerator.current_accelerator(check_available=True)
         if present is None or present.type != wanted.type:
             raise InputError(f"torch has no accelerator '{wanted}' here, but {present or 'none'}")
-        index = torch.accelerator.current_device_index() if wanted.index is None else wanted.index
+        index = cast(int | None, wanted.index)  # torch's stub has no None
+        if index is None:
+            index = torch.accelerator.current_device_index()
         if index >= torch.accelerator.device_count():
             raise InputError(f"there is no '{wanted}' among {torch.accelerator.device_count()} accelerators")
         self._device = torch.device(wanted.type, index)
@@ -88,6 +92,6 @@ class TorchMachine:
 
 def _capabilities(device: torch.device) -> Capabilities:
     unified = device.type == "mps" or (
-        device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)
+        device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # untyped in torch
     )
     return Capabilities(pinned_memory=not unified, streams=not unified, unified=unified)

@@ -38,7 +38,9 @@ def _open(device: str, plan: Plan) -> Machine:
 def _index(device: str) -> int:
     number = device.partition(":")[2]
     if not number.isdecimal():
-        raise ExecutionError(f"'{device}' is no simulated device", hint=f"they are called {DEVICE_TYPE}:0, {DEVICE_TYPE}:1")
+        raise ExecutionError(
+            f"'{device}' is no simulated device", hint=f"they are called {DEVICE_TYPE}:0, {DEVICE_TYPE}:1"
+        )
     return int(number)
 
 

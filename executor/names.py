@@ -63,7 +63,9 @@ def match_names(module: nn.Module, stored: Mapping[str, object], aliases: Mappin
     as_built: list[str] = []
     for is_buffer, places in _weights(module):
         names = [place.name for place in places]
-        found = next(((name, key) for name in names for key in _spellings(name, prefix, aliases) if key in stored), None)
+        found = next(
+            ((name, key) for name in names for key in _spellings(name, prefix, aliases) if key in stored), None
+        )
         if found is None:
             (as_built if is_buffer else missing).append(names[0])
         else:

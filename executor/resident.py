@@ -42,7 +42,7 @@ class Resident:
         self.peak_weight_bytes = 0
         self._bindings = bindings
         self._staging = staging
-        self._always_bytes = 0
+        self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
         self._streamed = [unit for unit in units if unit.hold is Hold.layer]
         self._after = {id(unit): position + 1 for position, unit in enumerate(self._streamed)}
@@ -53,7 +53,7 @@ class Resident:
         self._users: dict[int, int] = {}
         for unit in units:
             if unit.hold is Hold.always:
-                self._always_bytes += unit.layout.nbytes if unit.home is Home.device else 0
+                self.always_bytes += unit.layout.nbytes if unit.home is Home.device else 0
                 self._bind(unit, unit.source)
             else:
                 self._unbind(unit)
@@ -62,7 +62,7 @@ class Resident:
     @property
     def weight_bytes(self) -> int:
         """Bytes that weights take on the compute device now, slots included."""
-        return self._always_bytes + self._held_bytes + sum(slot.numel() for slot in self._slots)
+        return self.always_bytes + self._held_bytes + sum(slot.numel() for slot in self._slots)
 
     def enter(self) -> None:
         """Begin the phase: fetch what is held for it, and make the slots. Nothing stays in use from before.

@@ -8,6 +8,10 @@ It takes torch's one place for a foreign device, after which `torch.accelerator`
 in a process that uses no real accelerator.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch has no public way to bring a device from Python, and its library has no types.
+
+import threading
 from functools import partial
 from typing import Final
 
@@ -21,6 +25,8 @@ from .simulated_rules import whole_composites
 from .simulated_tensor import SimulatedTensor, adopt, execute
 
 __all__ = ["simulated_device", "inner", "adopt", "SimulatedDevice", "SimulatedTensor"]
+
+_CONFIGURING: Final = threading.Lock()
 
 # Libraries take their kernels back when they die.
 _LIBRARIES: Final[list[torch.library.Library]] = []
@@ -47,13 +53,14 @@ def simulated_device(index: int = 0, *, capacity_bytes: int, link_bytes_per_s: f
         )
     if link_bytes_per_s is not None and link_bytes_per_s <= 0:
         raise InputError(f"link_bytes_per_s is {link_bytes_per_s}, but must be above 0", hint="None is instant")
-    if not _LIBRARIES:
-        _register()
-    if index in DEVICES:
-        DEVICES[index].reconfigure(capacity_bytes=capacity_bytes, link_bytes_per_s=link_bytes_per_s)
-    else:
-        DEVICES[index] = SimulatedDevice(index, capacity_bytes=capacity_bytes, link_bytes_per_s=link_bytes_per_s)
-    return DEVICES[index]
+    with _CONFIGURING:
+        if not _LIBRARIES:
+            _register()
+        if index in DEVICES:
+            DEVICES[index].reconfigure(capacity_bytes=capacity_bytes, link_bytes_per_s=link_bytes_per_s)
+        else:
+            DEVICES[index] = SimulatedDevice(index, capacity_bytes=capacity_bytes, link_bytes_per_s=link_bytes_per_s)
+        return DEVICES[index]
 
 
 def inner(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,15 +101,15 @@ class _Backend:
 
 def _register() -> None:
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, _Backend())
-    anything = torch.library.Library("_", "IMPL")
-    anything.fallback(_kernel, "PrivateUse1")
-    ours = torch.library.Library("aten", "IMPL")
+    anything = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
+    anything.fallback(_kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    ours = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     # torch.tensor and its like copy below Python's dispatch, where the fallback above is not looked for.
     below_python = [torch.ops.aten.copy_.default, torch.ops.aten._local_scalar_dense.default]
     # A kernel of its own keeps a composite from being decomposed on the way to the tensor's own dispatch.
     for func in (*below_python, *whole_composites()):
         if not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.PrivateUse1):
-            ours.impl(func, partial(_kernel, func), "PrivateUse1")
+            ours.impl(func, partial(_kernel, func), "PrivateUse1")  # type: ignore[no-untyped-call]
     _LIBRARIES.extend((anything, ours))
 
 

@@ -1,14 +1,19 @@
 """Which operators the simulated device runs as one, and which operands it lets in from the host."""
 
+# pyright: reportPrivateUsage=false
+# torch has no public way to list operators, or to tell their schema and kernels.
+
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import torch
 from torch._ops import OpOverload
 
 from ..plans.errors import DeviceMismatchError
 from .simulated_device import DEVICE_TYPE
+
+Operator: TypeAlias = OpOverload[..., object]
 
 _COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -35,7 +40,7 @@ _TAKES_HOST_SCALARS: Final = frozenset({
 })  # fmt: skip
 
 
-def whole_composites() -> Iterator[OpOverload]:
+def whole_composites() -> Iterator[Operator]:
     """List the composite operators that compute; the CPU decides inside them by device, so they run as one.
 
     Composites that only make views are not among them: decomposed they are the same, and autograd follows.
@@ -46,25 +51,45 @@ def whole_composites() -> Iterator[OpOverload]:
         ):
             name, _, overload = full_name.removeprefix("aten::").partition(".")
             func = getattr(getattr(torch.ops.aten, name), overload or "default", None)
-            if isinstance(func, OpOverload) and _computes(func):
-                yield func
+            if isinstance(func, OpOverload) and _computes(cast(Operator, func)):
+                yield cast(Operator, func)
 
 
 @cache
-def decomposes(func: OpOverload, *, mixed: bool) -> bool:
+def decomposes(func: Operator, *, mixed: bool) -> bool:
     """Tell whether an operator is to be run as its parts, each an operation of its own.
 
     With operands of two devices every composite is: the part that mixes them is judged, and named.
     """
-    return func.has_kernel_for_dispatch_key(_COMPOSITE) and (mixed or not _computes(func))
+    return is_composite(func) and (mixed or not _computes(func))
 
 
-def host_results(func: OpOverload) -> frozenset[int]:
+@cache
+def is_composite(func: Operator) -> bool:
+    """Tell whether an operator's kernel is made of other operators, and chooses among them."""
+    return func.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+def refuse_layouts(func: Operator, result: torch.Tensor) -> None:
+    """Refuse a result that no wrapper can stand for.
+
+    Raises:
+        NotImplementedError: it is nested or sparse.
+    """
+    if result.is_nested or result.layout is not torch.strided:
+        kind = "nested" if result.is_nested else str(result.layout)
+        raise NotImplementedError(
+            f"{func} gave a {kind} tensor, and a simulated device holds strided ones only"
+            "\nhint: for nn.TransformerEncoder, pass enable_nested_tensor=False"
+        )
+
+
+def host_results(func: Operator) -> frozenset[int]:
     """Tell which results of an operator are host tensors on every device, by place."""
     return _HOST_RESULTS.get(_name(func), frozenset())
 
 
-def written_arguments(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[object]:
+def written_arguments(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[object]:
     """Give the arguments that an operator writes: `self` of the in-place ones, `out`."""
     for place, name in _written(func):
         value = args[place] if place < len(args) else kwargs.get(name)
@@ -74,12 +99,12 @@ def written_arguments(func: OpOverload, args: Sequence[object], kwargs: Mapping[
             yield value
 
 
-def mixes_devices(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+def mixes_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Tell whether operands are on several devices, those aside that belong on the host."""
     return len({each.device for each in _operands(func, args, kwargs)}) > 1
 
 
-def check_devices(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def check_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuse operands of more than one device, as a real device does.
 
     Host tensors are let in where CUDA lets them: as indices, and without dimensions as an operand of an
@@ -102,8 +127,8 @@ def check_devices(func: OpOverload, args: Sequence[object], kwargs: Mapping[str,
             )
 
 
-def _operands(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
-    host_place = _HOST_ARGUMENTS.get(func.name())
+def _operands(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
+    host_place = _HOST_ARGUMENTS.get(_full_name(func))
     for place, value in enumerate((*args, *kwargs.values())):
         for each in cast(Sequence[object], value) if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, torch.Tensor) and (place != host_place or each.device.type == DEVICE_TYPE):
@@ -111,7 +136,7 @@ def _operands(func: OpOverload, args: Sequence[object], kwargs: Mapping[str, obj
 
 
 @cache
-def _computes(func: OpOverload) -> bool:
+def _computes(func: Operator) -> bool:
     name = _name(func)
     if name in _NEVER_WHOLE or name.startswith(_NEVER_WHOLE_PREFIXES):
         return False
@@ -121,7 +146,7 @@ def _computes(func: OpOverload) -> bool:
 
 
 @cache
-def _written(func: OpOverload) -> tuple[tuple[int, str], ...]:
+def _written(func: Operator) -> tuple[tuple[int, str], ...]:
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)
@@ -130,5 +155,11 @@ def _written(func: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 @cache
-def _name(func: OpOverload) -> str:
+def _full_name(func: Operator) -> str:
+    overload = func._schema.overload_name
+    return f"{func._schema.name}.{overload}" if overload else func._schema.name
+
+
+@cache
+def _name(func: Operator) -> str:
     return func._schema.name.removeprefix("aten::")

@@ -38,6 +38,14 @@ class Unit:
         return "fixed part" if self.prefix is None else self.prefix
 
 
+Progress = Callable[[int], None]
+"""Told how many more bytes are done."""
+
+
+def ignore(_: int) -> None:
+    """Take no notice of progress."""
+
+
 UnitKey = tuple[str | None, int]
 """Stack and layer number; `(None, 0)` is the fixed part."""
 
@@ -60,6 +68,7 @@ def units_of(
     view: View,
     host: Machine,
     device: Machine,
+    progress: Progress = ignore,
 ) -> tuple[Unit, ...]:
     """Give every unit the home that the plan says. Only a `device` or `pageable` home takes memory.
 
@@ -71,6 +80,7 @@ def units_of(
         view: gives a stored tensor without a copy.
         host: where `pageable` copies are made.
         device: where `device` homes are.
+        progress: told the stored bytes of each unit when it is at home.
     """
     entries = {name: entry for name, (_, entry) in tensors.items()}
     apart = set(shared)
@@ -89,6 +99,7 @@ def units_of(
                     source = _settle(segment.home, layout, view, host, device)
                     hold = Hold.phase if part is None and segment.hold is Hold.layer else segment.hold
                     units.append(Unit(prefix=part, home=segment.home, hold=hold, layout=layout, source=source))
+                    progress(layout.nbytes)
     return tuple(units)
 
 

@@ -88,7 +88,10 @@ def pickled_files(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.name.endswith(suffixes) and file.is_file())
+    """Links that lead nowhere among them: to skip what was not downloaded would be to weigh it as nothing."""
+    return sorted(
+        file for file in folder.iterdir() if file.name.endswith(suffixes) and (file.is_file() or file.is_symlink())
+    )
 
 
 def _find(folder: Path) -> Path:

@@ -22,9 +22,7 @@ def budgets_of(machine: Machine, policy: Policy) -> dict[str, Budget]:
     for accelerator in machine.accelerators:
         # One pool, two figures for it: the smaller one is safe.
         if accelerator.memory is MemoryKind.unified and isinstance(accelerator.free, Measured):
-            available = (
-                min(available, accelerator.free.value) if available is not None else accelerator.free.value
-            )
+            available = min(available, accelerator.free.value) if available is not None else accelerator.free.value
     budgets = {HOST: _budget(HOST, available, policy)}
     for accelerator in machine.accelerators:
         if accelerator.memory is MemoryKind.separate:

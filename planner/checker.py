@@ -27,9 +27,14 @@ def check_plan(plan: Plan) -> None:
     components = {component.name: component for component in plan.pipeline.components}
     if [placement.component for placement in plan.placements] != list(components):
         raise UnsoundPlanError("each component is placed exactly once, in the order of the phases")
+    if [(phase.component, phase.passes) for phase in plan.phases] != [
+        (component.name, component.passes) for component in plan.pipeline.components
+    ]:
+        raise UnsoundPlanError("each component has exactly one phase, in the order of the data flow")
     for placement in plan.placements:
         _check_coverage(placement, components[placement.component])
         _check_holds(placement)
+        _check_slots(placement, components[placement.component])
     _check_budgets(plan)
 
 
@@ -69,14 +74,32 @@ def _check_holds(placement: Placement) -> None:
             segment.home == "device",
         )
         sound = always if on_cpu else always == at_device
+        sound = sound and not (segment.stack is None and segment.hold == "layer")
         if not sound:
             raise UnsoundPlanError(
                 f"{placement.component}: {segment.home}/{segment.hold} on {placement.compute_device}"
             )
     if (placement.staging is not None) != any(segment.hold == "layer" for segment in placement.segments):
+        raise UnsoundPlanError(f"{placement.component}: staging goes with streamed layers, and only with them")
+
+
+def _check_slots(placement: Placement, component: Component) -> None:
+    """Every streamed layer fits a slot, and one slot at least is not being filled ahead."""
+    if placement.staging is None:
+        return
+    streamed = {unit for segment in placement.segments if segment.hold == "layer" for unit in _units(segment)}
+    largest = max(
+        size.packed_bytes
+        for stack in component.stacks
+        for size in stack.sizes
+        if any((stack.name, layer) in streamed for layer in range(*size.layers))
+    )
+    if placement.staging.slot_bytes < largest:
         raise UnsoundPlanError(
-            f"{placement.component}: staging goes with streamed layers, and only with them"
+            f"{placement.component}: slots of {placement.staging.slot_bytes} bytes, a layer needs {largest}"
         )
+    if placement.staging.prefetch_layers >= placement.staging.slots:
+        raise UnsoundPlanError(f"{placement.component}: all {placement.staging.slots} slots are filled ahead of use")
 
 
 def _check_budgets(plan: Plan) -> None:
@@ -95,9 +118,7 @@ def _check_budgets(plan: Plan) -> None:
             if phase.predicted.peak_bytes.get(axis) != peak:
                 raise UnsoundPlanError(f"{phase.component}: predicted peak of {axis} is not {peak} bytes")
             if budget.available_bytes is not None and peak > budget.usable_bytes:
-                raise UnsoundPlanError(
-                    f"{phase.component}: {peak} bytes on {axis}, usable are {budget.usable_bytes}"
-                )
+                raise UnsoundPlanError(f"{phase.component}: {peak} bytes on {axis}, usable are {budget.usable_bytes}")
             _check_unmeasured(phase, axis, peak, measured=budget.available_bytes is not None)
 
 

@@ -16,33 +16,29 @@ from .greedy import place
 from .outcome import margins, phases_of, placement_of
 
 
-def compile_plan(
-    pipeline: Pipeline, machine: Machine, policy: Policy, workload: Workload, *, version: str
-) -> Plan:
+def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload: Workload, *, version: str) -> Plan:
     """The plan for a pipeline on a machine. Equal arguments give equal bytes; nothing is measured here.
 
     A plan that does not fit is a plan too: its verdict is `refused`, with every cause and the nearest change, and it
     has no placements.
 
     Args:
-        pipeline: what is placed; the order of its components and edges does not matter.
+        pipeline: what is placed; the order of its components, stacks and edges does not matter.
         machine: measured or given facts.
-        policy: what is allowed and reserved.
+        policy: what is allowed and reserved; the order of its overrides does not matter.
         workload: carried into the plan; the pipeline's passes were derived from it.
         version: Placewise's own, for the plan's mark.
 
     Raises:
         InputError: the data flow has a cycle, an override matches nothing, or the policy names an unknown rule.
     """
-    pipeline = _in_phase_order(pipeline)
+    pipeline, policy = _in_phase_order(pipeline), _in_order(policy)
     budgets = budgets_of(machine, policy)
     wishes = resolve_overrides(policy, pipeline)
     broken = broken_rules(pipeline, machine, policy)
-    drafts = (
-        () if broken else tuple(draft_of(component, machine, wishes) for component in pipeline.components)
-    )
+    drafts = () if broken else tuple(draft_of(component, machine, wishes) for component in pipeline.components)
     ledger = ledger_of(drafts, budgets)
-    short = place(ledger, machine, policy)
+    short = place(ledger, policy)
     fits = not broken and not short
     verdict: Verdict = (
         Fits(confidence=_confidence(pipeline), margin_bytes=margins(ledger))
@@ -71,11 +67,24 @@ def compile_plan(
 
 
 def _in_phase_order(pipeline: Pipeline) -> Pipeline:
-    by_name = {component.name: component for component in pipeline.components}
+    by_name = {
+        component.name: component.model_copy(
+            update={"stacks": tuple(sorted(component.stacks, key=lambda stack: stack.name))}
+        )
+        for component in pipeline.components
+    }
     order = phase_order(by_name, pipeline.edges)
     return pipeline.model_copy(
-        update={"components": tuple(by_name[name] for name in order), "edges": tuple(sorted(pipeline.edges))}
+        update={
+            "components": tuple(by_name[name] for name in order),
+            "edges": tuple(sorted(set(pipeline.edges))),
+        }
     )
+
+
+def _in_order(policy: Policy) -> Policy:
+    overrides = sorted(policy.overrides, key=lambda override: override.select)
+    return policy.model_copy(update={"overrides": tuple(overrides)})
 
 
 def _confidence(pipeline: Pipeline) -> Confidence:
@@ -93,9 +102,7 @@ def _nearest(short: tuple[Short, ...], policy: Policy) -> tuple[Change, ...]:
 def _notes(pipeline: Pipeline, machine: Machine, ledger: Ledger) -> tuple[str, ...]:
     """What a reader should know that no decision says: what was assumed, and what was not measured."""
     unknown = [
-        component.name
-        for component in pipeline.components
-        if isinstance(component.activations, UnknownActivations)
+        component.name for component in pipeline.components if isinstance(component.activations, UnknownActivations)
     ]
     notes = [*pipeline.notes, *machine.host.notes]
     if unknown:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..plans.document import Budget
-from ..plans.machine import Machine
+from ..plans.machine import Machine, MemoryKind
 from ..plans.pipeline import Component, GivenActivations
 from ..plans.policy import Hold, Home
 from ..policies.admission import CPU, default_device
@@ -27,11 +27,15 @@ class Unit:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One component on its compute device. `held_bytes` and `streamed` follow the units' holds."""
+    """One component on its compute device. `held_bytes` and `streamed` follow the units' holds.
+
+    `overlaps` says whether the device copies while it computes, so that more than one slot is of use.
+    """
 
     component: Component
     compute_device: str
     axis: str
+    overlaps: bool
     units: tuple[Unit, ...]
     held_bytes: int
     streamed: int
@@ -54,6 +58,15 @@ class Draft:
         slots = self.slots * self.slot_bytes if self.streamed else 0
         return self.held_bytes + slots + known
 
+    def rests_on(self, unit: Unit) -> str | None:
+        """The axis that bears a unit for good; none bears what stays mapped."""
+        return {Home.device: self.axis, Home.pageable: HOST}.get(unit.home)
+
+    def asks_of(self, axis: str) -> int:
+        """What the component needs of an axis in its own phase, other components left out."""
+        resting = sum(unit.packed for unit in self.units if self.rests_on(unit) == axis)
+        return resting + (self.phase_bytes() if axis == self.axis else 0)
+
     def fit_slots(self) -> None:
         """Make the slots as large as the largest layer that still passes through them, and no more than needed."""
         self.slot_bytes = max((unit.packed for unit in self.units if unit.hold is Hold.layer), default=0)
@@ -71,9 +84,7 @@ class Ledger:
 
     def peak(self, axis: str) -> int:
         """The highest sum over all phases."""
-        return self.always[axis] + max(
-            (draft.phase_bytes() for draft in self.drafts if draft.axis == axis), default=0
-        )
+        return self.always[axis] + max((draft.phase_bytes() for draft in self.drafts if draft.axis == axis), default=0)
 
     def left(self, axis: str) -> int:
         """Usable bytes beyond the peak; negative when the axis is short."""
@@ -86,10 +97,9 @@ class Ledger:
         self._charge(draft, unit, +1)
 
     def _charge(self, draft: Draft, unit: Unit, sign: int) -> None:
-        if unit.home is Home.device:
-            self.always[draft.axis] += sign * unit.packed
-        if unit.home is Home.pageable:
-            self.always[HOST] += sign * unit.packed
+        axis = draft.rests_on(unit)
+        if axis is not None:
+            self.always[axis] += sign * unit.packed
         if unit.hold is Hold.phase:
             draft.held_bytes += sign * unit.packed
         draft.streamed += sign * (unit.hold is Hold.layer)
@@ -100,8 +110,9 @@ def ledger_of(drafts: tuple[Draft, ...], budgets: dict[str, Budget]) -> Ledger:
     always = dict.fromkeys(budgets, 0)
     for draft in drafts:
         for unit in draft.units:
-            if unit.home in (Home.device, Home.pageable):
-                always[draft.axis if unit.home is Home.device else HOST] += unit.packed
+            axis = draft.rests_on(unit)
+            if axis is not None:
+                always[axis] += unit.packed
     return Ledger(budgets=budgets, drafts=drafts, always=always)
 
 
@@ -113,9 +124,19 @@ def draft_of(component: Component, machine: Machine, wishes: Wishes) -> Draft:
         component=component,
         compute_device=device,
         axis=axis_of(device, machine),
+        overlaps=_overlaps(device, machine),
         units=units,
         held_bytes=sum(unit.packed for unit in units if unit.hold is Hold.phase),
         streamed=sum(unit.hold is Hold.layer for unit in units),
+    )
+
+
+def _overlaps(device: str, machine: Machine) -> bool:
+    """Unified memory has no second copy to make."""
+    return any(
+        accelerator.streams and accelerator.memory is MemoryKind.separate
+        for accelerator in machine.accelerators
+        if accelerator.device == device
     )
 
 

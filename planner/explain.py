@@ -6,6 +6,7 @@ from ..plans.document import Decision, Rejected, Segment
 from ..plans.pipeline import Run
 from ..plans.policy import Copies, Hold, Home, Policy, Residency
 from ..plans.units import format_bytes
+from ..policies.selectors import Wish
 from .budgets import HOST
 from .draft import Draft, Ledger
 from .outcome import placement_of
@@ -21,9 +22,9 @@ def _component(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[Decisio
         yield _segment(draft, segment, ledger, policy)
     if draft.streamed:
         yield Decision(
-            rule="slots-within-device" if draft.slots < policy.slots else "slots-as-wished",
+            rule=_slots_rule(draft, policy),
             subject=draft.component.name,
-            choice=f"{draft.slots} slots",
+            choice="1 slot" if draft.slots == 1 else f"{draft.slots} slots",
             because={
                 "wished_slots": policy.slots,
                 "slot_bytes": draft.slot_bytes,
@@ -31,6 +32,14 @@ def _component(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[Decisio
                 "prefetch_layers": draft.prefetch_layers,
             },
         )
+
+
+def _slots_rule(draft: Draft, policy: Policy) -> str:
+    if draft.slots == policy.slots:
+        return "slots-as-wished"
+    if not draft.overlaps:
+        return "one-slot-without-overlap"
+    return "slots-for-layers" if draft.slots == draft.streamed else "slots-within-device"
 
 
 def subject_of(component: str, stack: str | None, layers: Sequence[Run]) -> str:
@@ -56,7 +65,7 @@ def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> 
         rule, rejected = _host_rule(draft, segment, ledger, policy)
         because |= _budget(HOST, ledger)
     if not draft.on_cpu and segment.hold is not Hold.always:
-        rejected = (_rejected_device(draft, ledger, policy), *rejected)
+        rejected = (_rejected_device(draft, wish, ledger, policy), *rejected)
     return Decision(
         rule=rule,
         subject=subject_of(draft.component.name, segment.stack, segment.layers),
@@ -66,35 +75,27 @@ def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> 
     )
 
 
-def _host_rule(
-    draft: Draft, segment: Segment, ledger: Ledger, policy: Policy
-) -> tuple[str, tuple[Rejected, ...]]:
+def _host_rule(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> tuple[str, tuple[Rejected, ...]]:
     """Why weights that rest on the host are a copy, or stay on the checkpoint's mapping."""
     copy = "device/always" if draft.on_cpu else f"pageable/{segment.hold}"
     if segment.home is not Home.mapped:
-        return "copy-fits", (
-            Rejected(choice=f"mapped/{segment.hold}", why="a copy is never dropped from memory"),
-        )
+        return "copy-fits", (Rejected(choice=f"mapped/{segment.hold}", why="a copy is never dropped from memory"),)
     if policy.copies is Copies.never:
         return "copies-never", (Rejected(choice=copy, why=f"the policy {policy.preset} makes no copies"),)
     if draft.axis == HOST and not draft.on_cpu:
-        return "one-pool", (
-            Rejected(choice=copy, why="device and host are one memory: it would be held twice"),
-        )
+        return "one-pool", (Rejected(choice=copy, why="device and host are one memory: it would be held twice"),)
     if ledger.budgets[HOST].available_bytes is None:
         return "host-unmeasured", (Rejected(choice=copy, why="nobody knows whether it fits"),)
-    least = min(
-        unit.packed for unit in draft.units if unit.stack == segment.stack and unit.home is Home.mapped
-    )
+    least = min(unit.packed for unit in draft.units if unit.stack == segment.stack and unit.home is Home.mapped)
     why = f"the smallest unit needs {format_bytes(least)} more, {format_bytes(ledger.left(HOST))} are left"
     return "copy-would-not-fit", (Rejected(choice=copy, why=why),)
 
 
-def _rejected_device(draft: Draft, ledger: Ledger, policy: Policy) -> Rejected:
+def _rejected_device(draft: Draft, wish: Wish, ledger: Ledger, policy: Policy) -> Rejected:
+    if wish.home is not None or wish.hold is not None:
+        return Rejected(choice="device/always", why="an override asks otherwise")
     if policy.residency is Residency.minimal:
-        return Rejected(
-            choice="device/always", why=f"the policy {policy.preset} holds no more than a pass needs"
-        )
+        return Rejected(choice="device/always", why=f"the policy {policy.preset} holds no more than a pass needs")
     left = format_bytes(ledger.left(draft.axis))
     return Rejected(choice="device/always", why=f"{left} of {draft.axis} are left beyond the highest phase")
 

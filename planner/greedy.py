@@ -11,16 +11,15 @@ Its passes, in this order, each leaving every axis within its budget:
 from collections.abc import Iterator, Sequence
 
 from ..plans.document import Short
-from ..plans.machine import Machine, MemoryKind
 from ..plans.policy import Copies, Hold, Home, Policy, Residency
 from .budgets import HOST
 from .draft import Draft, Ledger, Unit
 
 
-def place(ledger: Ledger, machine: Machine, policy: Policy) -> tuple[Short, ...]:
+def place(ledger: Ledger, policy: Policy) -> tuple[Short, ...]:
     """Decide home, hold and slots of every unit, in place. Returns every axis that is short; then only pass 1 ran."""
     for draft in ledger.drafts:
-        _grant_slots(draft, ledger, machine, policy)
+        _grant_slots(draft, ledger, policy)
     if short := _short(ledger):
         return short
     if policy.residency is Residency.fill:
@@ -31,9 +30,9 @@ def place(ledger: Ledger, machine: Machine, policy: Policy) -> tuple[Short, ...]
     return ()
 
 
-def _grant_slots(draft: Draft, ledger: Ledger, machine: Machine, policy: Policy) -> None:
+def _grant_slots(draft: Draft, ledger: Ledger, policy: Policy) -> None:
     """As many slots as the policy wishes and the device has room for; one where copies cannot overlap."""
-    draft.slots = policy.slots if _overlaps(draft, machine) else 1
+    draft.slots = policy.slots if draft.overlaps else 1
     draft.prefetch_layers = policy.prefetch_layers
     draft.fit_slots()
     while draft.slots > 1 and ledger.left(draft.axis) < 0:
@@ -41,25 +40,14 @@ def _grant_slots(draft: Draft, ledger: Ledger, machine: Machine, policy: Policy)
         draft.fit_slots()
 
 
-def _overlaps(draft: Draft, machine: Machine) -> bool:
-    """Whether the device copies while it computes. Unified memory has no second copy to make."""
-    return any(
-        accelerator.streams and accelerator.memory is MemoryKind.separate
-        for accelerator in machine.accelerators
-        if accelerator.device == draft.compute_device
-    )
-
-
 def _short(ledger: Ledger) -> tuple[Short, ...]:
-    """Every axis whose peak is over its budget, with the component in whose phase it is highest."""
+    """Every axis whose peak is over its budget, with the component that asks most of it."""
     short: list[Short] = []
     for axis, budget in sorted(ledger.budgets.items()):
         need = ledger.peak(axis)
         if budget.available_bytes is None or need <= budget.usable_bytes:
             continue
-        # A host that is short of forced copies alone has no phase of its own.
-        on_axis = [draft for draft in ledger.drafts if draft.axis == axis] or ledger.drafts
-        worst = max(on_axis, key=Draft.phase_bytes).component.name
+        worst = max(ledger.drafts, key=lambda draft: draft.asks_of(axis)).component.name
         short.append(Short(axis=axis, component=worst, need_bytes=need, have_bytes=budget.usable_bytes))
     return tuple(short)
 
@@ -77,11 +65,7 @@ def _hold_always(ledger: Ledger) -> None:
     by_passes = sorted(_on_devices(ledger), key=lambda draft: -draft.component.passes)
     for hold, drafts in ((Hold.layer, by_passes), (Hold.phase, list(_on_devices(ledger)))):
         for draft in drafts:
-            units = [
-                unit
-                for unit in draft.units
-                if _is_free(unit) and unit.wish.home is None and unit.hold is hold
-            ]
+            units = [unit for unit in draft.units if _is_free(unit) and unit.wish.home is None and unit.hold is hold]
             _take(units, draft, ledger, Hold.always)
 
 

@@ -70,8 +70,7 @@ def phases_of(drafts: Sequence[Draft], ledger: Ledger) -> tuple[Phase, ...]:
 
 def _phase(draft: Draft, ledger: Ledger) -> Phase:
     peaks: dict[str, int | None] = {
-        axis: always + (draft.phase_bytes() if axis == draft.axis else 0)
-        for axis, always in ledger.always.items()
+        axis: always + (draft.phase_bytes() if axis == draft.axis else 0) for axis, always in ledger.always.items()
     }
     left = {
         axis: budget.usable_bytes - (peaks[axis] or 0)
@@ -98,6 +97,5 @@ def _link_bytes(draft: Draft) -> int:
 def margins(ledger: Ledger) -> dict[str, int | None]:
     """What is left of each axis at its highest peak; null where the axis was not measured."""
     return {
-        axis: None if budget.available_bytes is None else ledger.left(axis)
-        for axis, budget in ledger.budgets.items()
+        axis: None if budget.available_bytes is None else ledger.left(axis) for axis, budget in ledger.budgets.items()
     }

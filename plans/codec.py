@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from .errors import InputError, PlanFormatError
 from .record import Record
 
 _NOT_DIGESTED = ("digest", "made_by")
+_VERSION = re.compile(r"(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8})")
 
 
 def canonical_json(record: Record) -> str:
@@ -97,31 +99,34 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 def _object(text: str | bytes, source: str) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise PlanFormatError(
             f"{source}: not JSON: {error}", hint="give a file that `placewise plan -o` wrote"
         ) from None
     if not isinstance(document, dict):
-        raise PlanFormatError(
-            f"{source}: not a JSON object", hint="give a file that `placewise plan -o` wrote"
-        )
+        raise PlanFormatError(f"{source}: not a JSON object", hint="give a file that `placewise plan -o` wrote")
     return cast("dict[str, Any]", document)
+
+
+def _no_number(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
 
 
 def _minor(document: dict[str, Any], source: str) -> int:
     version = document.get("format_version")
-    parts = version.split(".") if isinstance(version, str) else []
-    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+    parts = _VERSION.fullmatch(version) if isinstance(version, str) else None
+    if parts is None:
         raise PlanFormatError(
-            f"{source}: format_version is {version!r}, not a version such as '{FORMAT_VERSION}'"
+            f"{source}: format_version is {version!r}, not a version such as '{FORMAT_VERSION}'",
+            hint="give a file that `placewise plan -o` wrote",
         )
-    if int(parts[0]) != FORMAT_MAJOR:
+    if int(parts[1]) != FORMAT_MAJOR:
         raise PlanFormatError(
             f"{source}: format_version {version} is of another major version; this is a reader of {FORMAT_MAJOR}.x",
             hint="make the plan again with this version, or read it with the version that made it",
         )
-    return int(parts[1])
+    return int(parts[2])
 
 
 def _canonical(document: object) -> str:

@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .document import Plan
-from .machine import Accelerator, Host, Machine, Malformed, Measured, Reading, Unlimited, Unmeasurable
+from .machine import Accelerator, Host, Machine, Measured, Reading
 from .pipeline import Component, Pipeline
+from .readings import reading_text
 from .units import format_bytes
+
+
+SIMULATED = "sim"
+"""The kind of accelerator that the executor makes itself, wherever it is: it cannot be absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ def _host(plan: Plan, now: Host) -> Iterator[ChangedFact]:
     planned = plan.machine.host
     if planned.binding != "given":
         yield from _same("host, platform", planned.platform, now.platform)
-        yield from _same("host, total", _text(planned.total), _text(now.total))
+        yield from _same("host, total", reading_text(planned.total), reading_text(now.total))
         yield from _same("host, capped by", _caps(planned), _caps(now))
     yield from _room("host", plan, planned.available, now.available)
 
@@ -67,6 +72,8 @@ def _accelerators(plan: Plan, machine: Machine) -> Iterator[ChangedFact]:
     present = {accelerator.device: accelerator for accelerator in machine.accelerators}
     used = {placement.compute_device for placement in plan.placements}
     for planned in plan.machine.accelerators:
+        if planned.kind == SIMULATED:
+            continue
         now = present.pop(planned.device, None)
         if now is None:
             yield ChangedFact(fact=f"accelerator {planned.device}", planned=planned.name, now="absent")
@@ -81,7 +88,7 @@ def _accelerator(plan: Plan, planned: Accelerator, now: Accelerator, *, used: bo
     given = isinstance(planned.total, Measured) and planned.total.source == "given"
     if not given:
         yield from _same(f"{where}, name", planned.name, now.name)
-        yield from _same(f"{where}, total", _text(planned.total), _text(now.total))
+        yield from _same(f"{where}, total", reading_text(planned.total), reading_text(now.total))
     for what in ("memory", "pinned_memory", "streams"):
         yield from _same(f"{where}, {what}", getattr(planned, what), getattr(now, what))
     if used:
@@ -95,7 +102,7 @@ def _room(axis: str, plan: Plan, planned: Reading, now: Reading) -> Iterator[Cha
     peak = max(peaks, default=0)
     if peak and not (isinstance(now, Measured) and now.value >= peak + reserve):
         need = f"the plan needs {format_bytes(peak)} and {format_bytes(reserve)} in reserve"
-        yield ChangedFact(fact=f"{axis}, available", planned=_text(planned), now=f"{_text(now)}; {need}")
+        yield ChangedFact(fact=f"{axis}, available", planned=reading_text(planned), now=f"{reading_text(now)}; {need}")
 
 
 def _same(fact: str, planned: object, now: object) -> Iterator[ChangedFact]:
@@ -106,13 +113,3 @@ def _same(fact: str, planned: object, now: object) -> Iterator[ChangedFact]:
 def _caps(host: Host) -> str:
     caps = [f"{cap.hierarchy} {cap.path} {cap.kind} {format_bytes(cap.limit_bytes)}" for cap in host.caps]
     return ", ".join(caps) or "nothing"
-
-
-def _text(reading: Reading) -> str:
-    match reading:
-        case Measured():
-            return format_bytes(reading.value)
-        case Unlimited():
-            return "unlimited"
-        case Unmeasurable() | Malformed():
-            return f"{reading.kind} ({reading.why})"

@@ -1,9 +1,9 @@
 """What was measured of a machine: the host this process may use, its accelerators, its disks."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from .record import Record
 
@@ -115,3 +115,13 @@ class Machine(Record):
     host: Host
     accelerators: tuple[Accelerator, ...] = ()
     disk: Disk | None = None
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        """Devices name the axes of a plan, beside those of the host."""
+        names = ["cpu", "host", "page_cache"]
+        for accelerator in self.accelerators:
+            if accelerator.device in names:
+                raise ValueError(f"the device name '{accelerator.device}' is taken")
+            names.append(accelerator.device)
+        return self

@@ -1,8 +1,9 @@
 """What is placed, as the plan carries it: components, their files, their stacks of layers, the data flow."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from .record import Numbers, Record
 
@@ -11,6 +12,19 @@ def _checked_run(run: tuple[int, int]) -> tuple[int, int]:
     if not 0 <= run[0] < run[1]:
         raise ValueError("a layer run is [start, stop) with 0 <= start < stop")
     return run
+
+
+def _check_packed(stored: int, packed: int) -> None:
+    if packed < stored:
+        raise ValueError(f"{packed} packed bytes cannot hold {stored} stored ones")
+
+
+def _check_distinct(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two {what} are named '{name}'")
+        seen.add(name)
 
 
 Run = Annotated[tuple[int, int], AfterValidator(_checked_run)]
@@ -40,13 +54,28 @@ class LayerSize(Record):
     layer_bytes: NonNegativeInt
     packed_bytes: NonNegativeInt
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        _check_packed(self.layer_bytes, self.packed_bytes)
+        return self
+
 
 class Stack(Record):
-    """A module list whose elements are streamed as one: `blocks` holds `blocks.0` to `blocks.{layers - 1}`."""
+    """A module list whose elements are streamed as one: `blocks` holds `blocks.0` to `blocks.{layers - 1}`.
+
+    `sizes` cover the layers in order, each once: a layer whose size is missing is an error.
+    """
 
     name: str
     layers: PositiveInt
     sizes: tuple[LayerSize, ...]
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        bounds = [0, *(bound for size in self.sizes for bound in size.layers), self.layers]
+        if any(before != after for before, after in zip(bounds[::2], bounds[1::2], strict=True)):
+            raise ValueError(f"the sizes of '{self.name}' do not cover its {self.layers} layers in order, each once")
+        return self
 
 
 class UnknownActivations(Record):
@@ -85,6 +114,12 @@ class Component(Record):
     passes: PositiveInt
     activations: Activations
 
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        _check_packed(self.fixed_bytes, self.fixed_packed_bytes)
+        _check_distinct(f"stacks of '{self.name}'", (stack.name for stack in self.stacks))
+        return self
+
 
 class Pipeline(Record):
     """Named components and the data flow between them, `[from, to]` by name."""
@@ -93,6 +128,11 @@ class Pipeline(Record):
     components: tuple[Component, ...]
     edges: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        _check_distinct("components", (component.name for component in self.components))
+        return self
 
 
 class Workload(Record):

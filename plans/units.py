@@ -1,6 +1,7 @@
 """Bytes as people write them: binary units, both ways."""
 
 import re
+from fractions import Fraction
 
 from .errors import InputError
 
@@ -20,11 +21,11 @@ _FACTOR = {
     "gb": 10**9,
     "tb": 10**12,
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read `12GiB`, `512 MiB`, `1.5GB` or a bare number of bytes.
+    """Read `12GiB`, `512 MiB`, `1.5GB` or a bare number of bytes. A fraction of a byte is dropped.
 
     Raises:
         InputError: for anything else, negative sizes among it.
@@ -32,22 +33,23 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTOR.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise InputError(
-            f"'{text}' is not a size", hint="write a number with a unit, such as 12GiB, 512MiB or 2GB"
-        )
-    # Whole numbers stay exact: a float has 53 bits only.
-    return int(match[1]) * factor if match[1].isdigit() else int(float(match[1]) * factor)
+        raise InputError(f"'{text}' is not a size", hint="write a number with a unit, such as 12GiB, 512MiB or 2GB")
+    # A float would read 1.001kB as 1000 bytes.
+    return int(Fraction(match[1]) * factor)
 
 
 def format_bytes(count: int) -> str:
-    """Three significant figures in the largest binary unit that keeps the number at 1 or more: `1.50 GiB`."""
+    """Three significant figures in the largest binary unit that keeps the number at 1 or more: `1.50 GiB`.
+
+    From 1000 up all figures before the point are shown: `1010 MiB`.
+    """
     size = float(abs(count))
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+        if round(size) < 1024 or unit == "TiB":
             break
         size /= 1024
     sign = "-" if count < 0 else ""
     if unit == "B":
         return f"{sign}{int(size)} B"
-    digits = 2 if size < 10 else 1 if size < 100 else 0
+    digits = 2 if round(size, 2) < 10 else 1 if round(size, 1) < 100 else 0
     return f"{sign}{size:.{digits}f} {unit}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..plans.document import Broken
 from ..plans.errors import InputError
-from ..plans.machine import Machine, Measured
+from ..plans.machine import Machine, Measured, MemoryKind
 from ..plans.pipeline import Pipeline
 from ..plans.policy import Hold, Home, Policy
 from .selectors import Wish, Wishes, resolve_overrides
@@ -46,6 +46,17 @@ def device_memory_is_known(place: Place, machine: Machine) -> str | None:
     return None
 
 
+def host_memory_is_known(place: Place, machine: Machine) -> str | None:
+    """No copy is promised on a host whose available memory is not known."""
+    home = place.wish.home
+    pool = [machine.host.available]
+    pool += [accelerator.free for accelerator in machine.accelerators if accelerator.memory is MemoryKind.unified]
+    copied = home is Home.pageable or (home is Home.device and place.compute_device == CPU)
+    if not copied or any(isinstance(reading, Measured) for reading in pool):
+        return None
+    return f"home {home} is a copy on the host, whose available memory was not measured; give it with --host-memory"
+
+
 def home_is_honoured(place: Place, machine: Machine) -> str | None:
     """A home that the executor cannot give is not promised."""
     if place.wish.home is None or place.wish.home in HONOURED_HOMES:
@@ -70,6 +81,7 @@ def hold_suits_home(place: Place, machine: Machine) -> str | None:
 RULES: dict[str, Callable[[Place, Machine], str | None]] = {
     "compute-device-exists": compute_device_exists,
     "device-memory-is-known": device_memory_is_known,
+    "host-memory-is-known": host_memory_is_known,
     "home-is-honoured": home_is_honoured,
     "hold-suits-home": hold_suits_home,
 }
@@ -101,6 +113,4 @@ def _places(pipeline: Pipeline, machine: Machine, wishes: Wishes) -> Iterator[Pl
         for stack in component.stacks:
             if (component.name, stack.name) in wishes.by_place:
                 subject = f"{component.name}.{stack.name}"
-                yield Place(
-                    subject=subject, compute_device=device, wish=wishes.of(component.name, stack.name)
-                )
+                yield Place(subject=subject, compute_device=device, wish=wishes.of(component.name, stack.name))

@@ -31,6 +31,4 @@ def policy_from_json(text: str | bytes, *, source: str = "the policy") -> Policy
     try:
         return Policy.model_validate_json(text)
     except ValidationError as error:
-        raise InputError(
-            f"{source}: {explain_validation(error)}", hint="start from the preset auto"
-        ) from None
+        raise InputError(f"{source}: {explain_validation(error)}", hint="start from the preset auto") from None

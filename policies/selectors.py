@@ -8,6 +8,10 @@ from ..plans.pipeline import Pipeline
 from ..plans.policy import Hold, Home, Override, Policy
 
 
+Place = tuple[str, str | None]
+"""A component and one of its stacks; null is the whole component."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What the overrides ask of one place; null is no wish."""
@@ -21,7 +25,7 @@ class Wish:
 class Wishes:
     """All overrides of a policy, by component and stack; a stack's wish beats its component's, field by field."""
 
-    by_place: dict[tuple[str, str | None], Override]
+    by_place: dict[Place, Override]
 
     def of(self, component: str, stack: str | None) -> Wish:
         """The wish for a stack of a component, or for its fixed part (`stack` null)."""
@@ -39,38 +43,53 @@ def resolve_overrides(policy: Policy, pipeline: Pipeline) -> Wishes:
     """Tie each override to the one place that it names.
 
     Raises:
-        InputError: it names no place, a place that another override names too, or asks for nothing.
+        InputError: it names no place or two, a place that another override names too, or asks for nothing that
+            could have an effect.
     """
     places = _places(pipeline)
-    by_place: dict[tuple[str, str | None], Override] = {}
+    layered = {component.name for component in pipeline.components if component.stacks}
+    by_place: dict[Place, Override] = {}
     for override in policy.overrides:
-        place = places.get(override.select)
-        if place is None:
-            raise _unmatched(override.select, places)
+        place = _the_place(override.select, places)
         if place in by_place:
             raise InputError(f"two overrides select '{override.select}'", hint="say all in one")
         if override.home is None and override.hold is None and override.compute_device is None:
-            raise InputError(
-                f"the override of '{override.select}' asks for nothing", hint="give home, hold or device"
-            )
+            raise InputError(f"the override of '{override.select}' asks for nothing", hint="give home, hold or device")
         if override.compute_device is not None and place[1] is not None:
             raise InputError(
                 f"the override of '{override.select}' moves a stack to {override.compute_device}",
                 hint=f"a component computes on one device: select '{place[0]}'",
             )
+        if override.hold is Hold.layer and place[0] not in layered:
+            raise InputError(
+                f"the override of '{override.select}' asks for hold layer, and there are no layers",
+                hint="ask for hold phase",
+            )
         by_place[place] = override
     return Wishes(by_place=by_place)
 
 
-def _places(pipeline: Pipeline) -> dict[str, tuple[str, str | None]]:
-    places: dict[str, tuple[str, str | None]] = {}
+def _places(pipeline: Pipeline) -> dict[str, list[Place]]:
+    """Every place by its selector; dots in names can give one selector to two places."""
+    places: dict[str, list[Place]] = {}
     for component in pipeline.components:
-        places[component.name] = (component.name, None)
+        places.setdefault(component.name, []).append((component.name, None))
         for stack in component.stacks:
-            places[f"{component.name}.{stack.name}"] = (component.name, stack.name)
+            places.setdefault(f"{component.name}.{stack.name}", []).append((component.name, stack.name))
     return places
 
 
-def _unmatched(select: str, places: dict[str, tuple[str, str | None]]) -> InputError:
+def _the_place(select: str, places: dict[str, list[Place]]) -> Place:
+    match places.get(select, []):
+        case [place]:
+            return place
+        case []:
+            raise _unmatched(select, places)
+        case several:
+            owners = ", ".join(sorted(component for component, _ in several))
+            raise InputError(f"the override '{select}' names parts of {owners}", hint="select a whole component")
+
+
+def _unmatched(select: str, places: dict[str, list[Place]]) -> InputError:
     near = difflib.get_close_matches(select, places, n=3, cutoff=0.4) or sorted(places)[:8]
     return InputError(f"the override '{select}' matches nothing", hint=f"did you mean {', '.join(near)}?")

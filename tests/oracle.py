@@ -20,6 +20,7 @@ class Resident:
     hold: str
     pool: str | None
     compute_pool: str
+    on_cpu: bool
 
 
 def unit_sizes(component: Component) -> dict[Name, tuple[int, int]]:
@@ -67,6 +68,7 @@ def residents(plan: Plan) -> list[Resident]:
                         hold=segment.hold,
                         pool=pool,
                         compute_pool=compute_pool,
+                        on_cpu=placement.compute_device == "cpu",
                     )
                 )
     return found
@@ -75,6 +77,37 @@ def residents(plan: Plan) -> list[Resident]:
 def axes(plan: Plan) -> list[str]:
     """The pools of the machine, by name."""
     return sorted({"host", *(pool_of(plan, a.device) for a in plan.machine.accelerators)})
+
+
+def available(plan: Plan, axis: str) -> int | None:
+    """What was measured of an axis, or null. Of two figures for one pool the smaller."""
+    unified = [a.free for a in plan.machine.accelerators if a.memory == "unified"]
+    readings = [a.free for a in plan.machine.accelerators if a.device == axis]
+    if axis == "host":
+        readings = [plan.machine.host.available, *unified]
+    return min((reading.value for reading in readings if reading.kind == "measured"), default=None)
+
+
+def measured_axes(plan: Plan) -> list[str]:
+    """The axes that have a budget."""
+    return [axis for axis in axes(plan) if available(plan, axis) is not None]
+
+
+def usable(plan: Plan, axis: str) -> int:
+    """What is available less the policy's reserve; on the host one byte less, for there the bound is excluded."""
+    found = available(plan, axis)
+    assert found is not None
+    policy = plan.policy
+    if axis == "host":
+        return max(0, found - min(policy.reserve_bytes, found * policy.reserve_max_percent // 100) - 1)
+    return found - min(policy.device_reserve_bytes, found * policy.device_reserve_max_percent // 100)
+
+
+def home_was_asked(plan: Plan, unit: Resident) -> bool:
+    """Whether an override says where a unit rests."""
+    component, stack, _ = unit.name
+    selects = {component} if stack is None else {component, f"{component}.{stack}"}
+    return any(override.select in selects and override.home for override in plan.policy.overrides)
 
 
 def peak(plan: Plan, component: str, axis: str) -> int:

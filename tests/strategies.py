@@ -7,9 +7,10 @@ so that "just fits" and "one byte short" are common.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hypothesis import assume
 from hypothesis import strategies as st
 from placewise.planner.compile import compile_plan
-from placewise.plans.document import Plan
+from placewise.plans.document import Fits, Plan, Refused
 from placewise.plans.machine import (
     Accelerator,
     Host,
@@ -69,9 +70,7 @@ def packed_units(component: Component) -> list[int]:
     return fixed + [size.packed_bytes for size in sizes for _ in range(*size.layers)]
 
 
-byte_counts = st.one_of(
-    st.integers(0, 4096), st.integers(0, 20 * GIB), st.sampled_from([0, 1, 64, GIB, 4 * GIB])
-)
+byte_counts = st.one_of(st.integers(0, 4096), st.integers(0, 20 * GIB), st.sampled_from([0, 1, 64, GIB, 4 * GIB]))
 workloads = st.builds(
     Workload,
     batch=st.integers(1, 4),
@@ -141,9 +140,7 @@ def edges(draw: st.DrawFn, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def pipelines(draw: st.DrawFn) -> Pipeline:
     """1 to 4 components in random order of registration."""
     names = draw(st.lists(st.sampled_from(COMPONENTS), min_size=1, max_size=4, unique=True))
-    return Pipeline(
-        name="toy", components=tuple(draw(components(name)) for name in names), edges=draw(edges(names))
-    )
+    return Pipeline(name="toy", components=tuple(draw(components(name)) for name in names), edges=draw(edges(names)))
 
 
 @st.composite
@@ -231,7 +228,7 @@ def overrides(draw: st.DrawFn, pipeline: Pipeline, machine: Machine) -> tuple[Ov
     """Overrides that each match one place; a stack's and its component's may yet contradict each other."""
     devices = ["cpu", *(accelerator.device for accelerator in machine.accelerators)]
     asked: list[Override] = []
-    for component in draw(st.lists(st.sampled_from(pipeline.components), max_size=2, unique_by=id)):
+    for component in draw(st.lists(st.sampled_from(pipeline.components), min_size=1, max_size=3, unique_by=id)):
         device = draw(st.none() | st.sampled_from(devices))
         computes = device or devices[min(1, len(devices) - 1)]
         wishes = st.sampled_from(_ON_CPU if computes == "cpu" else _ON_DEVICE)
@@ -241,7 +238,7 @@ def overrides(draw: st.DrawFn, pipeline: Pipeline, machine: Machine) -> tuple[Ov
             home, hold = draw(st.just((None, None)) | wishes) if device is not None else draw(wishes)
             asked.append(Override(select=component.name, home=home, hold=hold, compute_device=device))
         for stack in component.stacks:
-            if draw(st.integers(0, 3)) == 0:
+            if draw(st.integers(0, 2)) == 0:
                 home, hold = draw(wishes)
                 asked.append(Override(select=f"{component.name}.{stack.name}", home=home, hold=hold))
     return tuple(draw(st.permutations(asked)))
@@ -288,3 +285,32 @@ def with_memory(machine: Machine, available: Iterable[tuple[str, int]]) -> Machi
         free = measured(by_axis[axis]) if axis in by_axis else accelerator.free
         accelerators.append(accelerator.model_copy(update={"free": free}))
     return machine.model_copy(update={"host": host, "accelerators": tuple(accelerators)})
+
+
+@st.composite
+def fitting_plans(draw: st.DrawFn, *, overridden: bool = True) -> Plan:
+    """Plans that fit; where memory was short, on a machine that has just enough of it or somewhat more."""
+    case = draw(cases(overridden=overridden))
+    plan = case.compile()
+    if isinstance(plan.verdict, Refused):
+        assume(not plan.verdict.broken)
+        units = [packed for part in case.pipeline.components for packed in packed_units(part)]
+        grown = [
+            (change.axis, change.to_available_bytes + sum(draw(st.lists(st.sampled_from([0, 64, *units]), max_size=4))))
+            for change in plan.verdict.nearest
+        ]
+        plan = case.on(with_memory(case.machine, grown)).compile()
+    assert isinstance(plan.verdict, Fits)
+    return plan
+
+
+def fits(plan: Plan) -> Fits:
+    """The verdict of a plan that fits."""
+    assert isinstance(plan.verdict, Fits), plan.verdict
+    return plan.verdict
+
+
+def refused(plan: Plan) -> Refused:
+    """The verdict of a plan that is refused."""
+    assert isinstance(plan.verdict, Refused), plan.verdict
+    return plan.verdict

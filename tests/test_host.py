@@ -237,9 +237,7 @@ class TestNothingToRead:
     @pytest.mark.parametrize(
         "memory", [Unmeasurable(why="psutil: no"), Malformed(source="psutil", why="KeyError('MemTotal')")]
     )
-    def test_a_cap_alone_does_not_make_up_for_psutil(
-        self, tree: HostTree, memory: Unmeasurable | Malformed
-    ) -> None:
+    def test_a_cap_alone_does_not_make_up_for_psutil(self, tree: HostTree, memory: Unmeasurable | Malformed) -> None:
         v2_tree(tree, "/job").v2("/job", limit=GIB)
         host = tree.measure(memory=memory)
         assert host.available == host.total == memory

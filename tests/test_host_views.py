@@ -61,9 +61,7 @@ class TestContainerViews:
         tree.v2("/", limit=16 * GIB)
         host = tree.measure()
         assert available(host) == 16 * GIB
-        assert host.notes == (
-            "the cgroup /../sibling is not below /sys/fs/cgroup: the caps of / and above were read",
-        )
+        assert host.notes == ("the cgroup /../sibling is not below /sys/fs/cgroup: the caps of / and above were read",)
 
     def test_a_path_that_is_missing_below_the_mount(self, tree: HostTree) -> None:
         tree.member_of("4:memory:/docker/8f2a")
@@ -186,9 +184,7 @@ class TestMalformed:
         source = tree.root / V2_MOUNT.lstrip("/") / "job" / file
         source.unlink()
         source.mkdir()
-        assert malformed(tree.measure()) == Malformed(
-            source=str(source), why="cannot be read: Is a directory"
-        )
+        assert malformed(tree.measure()) == Malformed(source=str(source), why="cannot be read: Is a directory")
 
     def test_what_may_not_be_read(self, tree: HostTree) -> None:
         v2_tree(tree, "/job").v2("/job", limit=GIB)
@@ -210,9 +206,7 @@ class TestMalformed:
         tree.v2("/pod/job", limit="few")
         host = tree.measure()
         assert malformed(host).source.endswith("/pod/job/memory.max")
-        assert host.notes == (
-            f"{tree.root}/sys/fs/cgroup/pod/memory.max: 'lots\\n' is not a number of bytes",
-        )
+        assert host.notes == (f"{tree.root}/sys/fs/cgroup/pod/memory.max: 'lots\\n' is not a number of bytes",)
 
     @pytest.mark.parametrize("line", ["nonsense", "0:/job", "x::/job", "0::job"])
     def test_membership(self, tree: HostTree, line: str) -> None:

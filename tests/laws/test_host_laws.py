@@ -119,22 +119,16 @@ def test_a_tighter_cap_never_gives_more(nest: Nest, data: st.DataObject) -> None
 @given(nests, st.integers(0, MACHINE))
 @settings(deadline=None)
 def test_page_cache_never_changes_it(nest: Nest, cached: int) -> None:
-    levels = tuple(
-        replace(level, use=replace(level.use, inactive_file=cached, active_file=0)) for level in nest.levels
-    )
+    levels = tuple(replace(level, use=replace(level.use, inactive_file=cached, active_file=0)) for level in nest.levels)
     assert available(measure(replace(nest, levels=levels))) == available(measure(nest))
 
 
 @given(nests.filter(lambda nest: nest.levels), st.data(), st.binary(max_size=12))
 @settings(deadline=None)
-def test_a_limit_is_read_or_refused_but_never_guessed(
-    nest: Nest, data: st.DataObject, content: bytes
-) -> None:
+def test_a_limit_is_read_or_refused_but_never_guessed(nest: Nest, data: st.DataObject, content: bytes) -> None:
     names = [f"g{depth}" for depth in range(data.draw(st.integers(1, len(nest.levels))))]
     folder, file = (
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
-        if nest.version == "v1"
-        else ("sys/fs/cgroup", "memory.max")
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes") if nest.version == "v1" else ("sys/fs/cgroup", "memory.max")
     )
     with tempfile.TemporaryDirectory() as root:
         tree = build(nest, Path(root))

@@ -1,0 +1,109 @@
+"""The public face: measure, plan, check, load. Each call is one step of the way from facts to a running module."""
+
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .models.pipeline import read_pipeline
+from .planner.compile import compile_plan
+from .planner.facts import measure_machine
+from .plans.codec import plan_from_json, plan_to_json, read_plan
+from .plans.document import Plan
+from .plans.drift import ChangedFact, drift
+from .plans.machine import Machine
+from .plans.pipeline import Pipeline, Workload
+from .plans.policy import Policy
+from .policies.presets import load_preset
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .executor.load import LoadedPipeline
+
+__all__ = ["check", "inspect", "load", "measure", "plan", "plan_from_json", "plan_to_json", "read_plan"]
+
+
+def measure(model: Path | str | None = None) -> Machine:
+    """Measure the host that this process may use, its accelerators, and the disk that holds `model`."""
+    return measure_machine(None if model is None else Path(model))
+
+
+def inspect(model: Path | str, *, workload: Workload | None = None) -> Pipeline:
+    """What a checkpoint holds, from its headers.
+
+    Raises:
+        CheckpointError: it cannot be read as a checkpoint.
+    """
+    return read_pipeline(Path(model), workload=workload or Workload())
+
+
+def plan(
+    model: Path | str,
+    *,
+    machine: Machine | None = None,
+    policy: Policy | str = "auto",
+    workload: Workload | None = None,
+    passes: Mapping[str, int] | None = None,
+    activation_bytes: Mapping[str, int] | None = None,
+) -> Plan:
+    """Plan a model on a machine. Nothing is loaded; a plan that does not fit comes back with the verdict `refused`.
+
+    Args:
+        model: a safetensors file, or a folder of one, of transformers or of a diffusers pipeline.
+        machine: facts; measured here when null.
+        policy: a preset's name or a policy.
+        workload: what one request asks.
+        passes: forwards per request, by component, where the workload does not say it.
+        activation_bytes: peak live activation bytes of one pass, by component, where they are known.
+
+    Raises:
+        InputError: the model cannot be read, or an argument names something that is not there.
+    """
+    workload = workload or Workload()
+    return compile_plan(
+        read_pipeline(Path(model), workload=workload, passes=passes, activation_bytes=activation_bytes),
+        machine or measure(model),
+        load_preset(policy) if isinstance(policy, str) else policy,
+        workload,
+        version=version(),
+    )
+
+
+def check(plan: Plan, model: Path | str, *, machine: Machine | None = None) -> tuple[ChangedFact, ...]:
+    """Every fact of a plan that no longer holds; none means that it can be executed.
+
+    Raises:
+        CheckpointError: there is no checkpoint any more.
+    """
+    return drift(plan, read_pipeline(Path(model), workload=plan.workload), machine or measure(model))
+
+
+def load(
+    plan: Plan,
+    model: Path | str,
+    *,
+    modules: "Mapping[str, nn.Module] | None" = None,
+    progress: Callable[[int], None] | None = None,
+) -> "LoadedPipeline":
+    """Execute a plan: build and bind every component. See `executor.load.load_plan` for errors.
+
+    Args:
+        plan: one that fits.
+        model: the path that was planned.
+        modules: your own modules on meta, for components without a library class.
+        progress: told how many more bytes are at home.
+    """
+    from .executor.load import load_plan
+    from .executor.units import ignore
+
+    path = Path(model)
+    return load_plan(plan, path if path.is_dir() else path.parent, modules=modules, progress=progress or ignore)
+
+
+def version() -> str:
+    """Placewise's version; `0+unknown` in a checkout that is not installed."""
+    try:
+        return metadata.version("placewise")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
