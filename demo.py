@@ -1,5 +1,6 @@
-"""The demonstration: a real sentence encoder, planned and run three ways, compared to the bit with plain transformers."""
+"""The demonstration: a real sentence encoder, run by three plans, and compared to the bit with plain transformers."""
 
+import importlib
 import importlib.util
 import os
 import time
@@ -89,36 +90,39 @@ def _checkpoint() -> Path:
 
 
 def _tokens(model: Path) -> "dict[str, torch.Tensor]":
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = _transformers().AutoTokenizer.from_pretrained(model, local_files_only=True)
     return dict(tokenizer(list(_SENTENCES), padding=True, return_tensors="pt"))
 
 
 def _plain_embeddings(model: Path, tokens: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, float]":
-    from transformers import AutoModel
-    from transformers.utils import logging
+    transformers = _transformers()
+    transformers.utils.logging.disable_progress_bar()
+    return _embed(transformers.AutoModel.from_pretrained(model, local_files_only=True).eval(), tokens)
 
-    logging.disable_progress_bar()
-    module: Any = AutoModel.from_pretrained(model, local_files_only=True).eval()
-    return _embed(module, tokens)
+
+def _transformers() -> Any:
+    """Untyped on purpose: its own types are partial."""
+    return importlib.import_module("transformers")
 
 
 def _embed(module: Any, tokens: "dict[str, torch.Tensor]") -> "tuple[torch.Tensor, float]":
-    """Mean-pooled, normalised sentence embeddings, (sentences, hidden), on the CPU; and the seconds of a warm pass."""
+    """Mean-pooled, normalised embeddings, (sentences, hidden), on the CPU; and the seconds of a second, warm pass."""
     import torch
+
+    with torch.no_grad():
+        _pool(module, tokens)
+        started = time.perf_counter()
+        embeddings = _pool(module, tokens)
+        return embeddings, time.perf_counter() - started
+
+
+def _pool(module: Any, tokens: "dict[str, torch.Tensor]") -> "torch.Tensor":
     from torch.nn import functional as F
 
-    seconds = 0.0
-    with torch.no_grad():
-        for _ in range(2):  # The first pass pays for first touches.
-            started = time.perf_counter()
-            inputs = {name: value.to(module.device) for name, value in tokens.items()}
-            hidden = module(**inputs).last_hidden_state
-            mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-            embedding = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1).cpu()
-            seconds = time.perf_counter() - started
-    return embedding, seconds
+    inputs = {name: value.to(module.device) for name, value in tokens.items()}
+    hidden: torch.Tensor = module(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+    return F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1).cpu()
 
 
 def _run(case: Case, model: Path, tokens: "dict[str, torch.Tensor]", expected: "torch.Tensor") -> _Row:

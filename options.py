@@ -11,7 +11,7 @@ from .planner.accelerators import given_accelerator, given_host, with_given
 from .planner.facts import measure_machine, read_machine
 from .plans.codec import explain_validation, read_file
 from .plans.errors import InputError
-from .plans.machine import Machine
+from .plans.machine import Accelerator, Machine
 from .plans.pipeline import Workload
 from .plans.policy import Override, Policy
 from .policies.presets import PRESETS, load_preset, policy_from_json
@@ -31,7 +31,7 @@ def machine_of(
         raise InputError("--device cpu has no --device-memory", hint="give --host-memory")
     if device not in (None, CPU) and device_memory is None:
         raise InputError(f"--device {device} goes with --device-memory", hint="say how much memory is free there")
-    given = () if device == CPU else None
+    given: tuple[Accelerator, ...] | None = () if device == CPU else None
     if device_memory is not None:
         given = (given_accelerator(_indexed(device or "cuda:0"), device_memory),)
     machine = read_machine(facts) if facts is not None else measure_machine(model, accelerators=given is None)

@@ -1,10 +1,10 @@
 """Modules from their own configuration, without weights: parameters on meta, buffers computed as the class does."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -39,25 +39,25 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
     with parameters_on_meta(), _default_dtype(dtype):
         module: nn.Module = _BUILDERS[component.library](library, component.class_name, folder)
     if hasattr(module, "tie_weights"):
-        module.tie_weights()  # pyright: ignore[reportCallIssue]  # transformers' own: ties are part of its classes
+        cast(Any, module).tie_weights()  # Transformers' own: ties are part of its classes.
     return module.eval()
 
 
 def _from_transformers(library: Any, class_name: str, folder: Path) -> nn.Module:
     config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
-    return getattr(library, class_name)(config)
+    return cast(nn.Module, getattr(library, class_name)(config))
 
 
 def _from_diffusers(library: Any, class_name: str, folder: Path) -> nn.Module:
     model: Any = getattr(library, class_name)
-    return model.from_config(model.load_config(folder, local_files_only=True))
+    return cast(nn.Module, model.from_config(model.load_config(folder, local_files_only=True)))
 
 
 _BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers}
 
 
 @contextmanager
-def parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Generator[None]:
     """While active, a parameter that is registered goes to the meta device; buffers stay what they are.
 
     Non-persistent buffers are in no checkpoint, so they must be computed for real; parameters are not needed, since
@@ -72,15 +72,15 @@ def parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
         register(self, name, param)
 
-    nn.Module.register_parameter = register_on_meta
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module.register_parameter = register
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype) -> Generator[None]:
     before = torch.get_default_dtype()
     if dtype.is_floating_point and dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         torch.set_default_dtype(dtype)

@@ -1,6 +1,10 @@
 """One component, loaded: its module bound to the plan, with hooks that keep the right weights there."""
 
-from collections.abc import Callable, Mapping
+# Torch's modules keep these tables and switches underscored, and its stubs leave them untyped.
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +47,12 @@ class LoadedComponent:
     unused: tuple[str, ...]
     as_built: tuple[str, ...]
     homes_verified: bool
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight under its name in the module, read from its home, whatever is bound now. Not to be written."""
+        for unit in self.units:
+            for stored, weight in unit.source.items():
+                yield self.resident.bindings[stored].name, weight
 
 
 def load_component(

@@ -4,6 +4,10 @@ Both are tensors that torch and the libraries take for parameters. Every torch f
 through here first; the tensors' own kernels then run on plain tensors, so results are what they would be without.
 """
 
+# Torch's modules keep these tables and switches underscored, and its stubs leave them untyped.
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, cast
@@ -15,6 +19,14 @@ from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
 
 _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
+
+_OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+
+_METADATA = """
+shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse
+is_quantized is_nested size dim ndimension numel nelement stride storage_offset element_size is_floating_point is_complex
+is_contiguous is_signed __len__ __hash__ is_inference _backward_hooks _has_compatible_shallow_copy_type
+"""
 
 
 def _name(function: _Function) -> str:
@@ -33,7 +45,7 @@ class _Guarded(torch.Tensor):
     _is_param: bool
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return plain(self).__reduce_ex__(protocol)
+        return plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def plain(weight: torch.Tensor) -> torch.Tensor:
@@ -60,9 +72,7 @@ class MappedWeight(_Guarded):
     )
     """Functions that are known to return memory of their own: their results need no look."""
 
-    _IN_PLACE: ClassVar[frozenset[str]] = frozenset(
-        f"__i{name}__" for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"]
-    ) | {"__setitem__"}  # fmt: skip
+    _IN_PLACE: ClassVar[frozenset[str]] = frozenset(f"__i{name}__" for name in _OPERATORS.split()) | {"__setitem__"}
     _HARMLESS: ClassVar[frozenset[str]] = frozenset(("requires_grad_", "retain_grad", "share_memory_"))
 
     @staticmethod
@@ -135,7 +145,8 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
                 return view
     elif isinstance(result, (tuple, list)):
         members = [_guard_views(function, args, member) for member in cast("Sequence[Any]", result)]
-        return result if all(a is b for a, b in zip(members, result, strict=True)) else type(result)(members)
+        unchanged = all(guarded is member for guarded, member in zip(members, result, strict=True))
+        return result if unchanged else type(result)(members)
     elif _name(function) in ("numpy", "__array__"):
         result.flags.writeable = False
     return result
@@ -150,43 +161,7 @@ class ReleasedWeight(_Guarded):
 
     compute_device: torch.device
 
-    _ANSWERS: ClassVar[frozenset[str]] = frozenset(
-        [
-            "shape",
-            "dtype",
-            "layout",
-            "requires_grad",
-            "requires_grad=",
-            "requires_grad_",
-            "grad",
-            "grad=",
-            "is_leaf",
-            "grad_fn",
-            "ndim",
-            "itemsize",
-            "nbytes",
-            "is_sparse",
-            "is_quantized",
-            "is_nested",
-            "size",
-            "dim",
-            "ndimension",
-            "numel",
-            "nelement",
-            "stride",
-            "storage_offset",
-            "element_size",
-            "is_floating_point",
-            "is_complex",
-            "is_contiguous",
-            "is_signed",
-            "__len__",
-            "__hash__",
-            "is_inference",
-            "_backward_hooks",
-            "_has_compatible_shallow_copy_type",
-        ]
-    )
+    _ANSWERS: ClassVar[frozenset[str]] = frozenset(_METADATA.split())
     """All that is known of a weight without its data."""
 
     @staticmethod
@@ -224,10 +199,10 @@ class ReleasedWeight(_Guarded):
 
     def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:
         """Whether `.to(...)` asks for nothing that is not so already."""
-        device, dtype, _, _ = torch._C._nn._parse_to(*args[1:], **kwargs)
+        device, dtype, *_ = cast(Any, torch._C)._nn._parse_to(*args[1:], **kwargs)
         return device in (None, self.compute_device) and dtype in (None, self.dtype)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: object) -> str:  # type: ignore[override]
         return f"ReleasedWeight('{self.weight_name}', {tuple(self.shape)}, {self.dtype}, {self.compute_device})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReleasedWeight":

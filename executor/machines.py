@@ -9,7 +9,7 @@ from .machine import Machine
 from .machine_cpu import CpuMachine
 from .machine_torch import TorchMachine
 from .simulated import simulated_device
-from .simulated_device import DEVICE_TYPE
+from .simulated_device import DEVICE_TYPE, DEVICES, SimulatedDevice
 from .simulated_machine import SimulatedMachine
 
 CPU = "cpu"
@@ -31,8 +31,16 @@ def _open(device: str, plan: Plan) -> Machine:
     if device == CPU:
         return CpuMachine()
     if device.startswith(f"{DEVICE_TYPE}:"):
-        return SimulatedMachine(simulated_device(_index(device), capacity_bytes=_capacity(device, plan)))
+        return SimulatedMachine(_simulated(_index(device), _capacity(device, plan)))
     return TorchMachine(device)
+
+
+def _simulated(index: int, capacity_bytes: int) -> SimulatedDevice:
+    """The device, made anew; one of that capacity that something else is on already is shared, as a real one is."""
+    present = DEVICES.get(index)
+    if present is not None and present.capacity_bytes == capacity_bytes and present.allocated_bytes:
+        return present
+    return simulated_device(index, capacity_bytes=capacity_bytes)
 
 
 def _index(device: str) -> int:

@@ -1,5 +1,9 @@
 """Which stored tensor fills which parameter of a module."""
 
+# Torch's modules keep these tables and switches underscored, and its stubs leave them untyped.
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

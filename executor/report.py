@@ -1,6 +1,7 @@
 """Predicted against observed: what loading and running a plan took, beside what the plan said."""
 
 import time
+from typing import cast
 
 import torch
 from torch import nn
@@ -106,8 +107,8 @@ def run_samples(pipeline: LoadedPipeline) -> dict[str, float]:
 
 def sample_inputs(module: nn.Module) -> dict[str, torch.Tensor] | None:
     """The class's own sample inputs, or null where it has none."""
-    inputs = getattr(module, "dummy_inputs", None)
+    inputs: object = getattr(module, "dummy_inputs", None)
     if not isinstance(inputs, dict):
         return None
-    tensors = {str(key): value for key, value in inputs.items() if isinstance(value, torch.Tensor)}
-    return tensors or None
+    named = cast("dict[object, object]", inputs)
+    return {str(key): value for key, value in named.items() if isinstance(value, torch.Tensor)} or None

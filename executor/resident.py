@@ -40,7 +40,7 @@ class Resident:
         self.name = name
         self.machine = machine
         self.peak_weight_bytes = 0
-        self._bindings = bindings
+        self.bindings = bindings
         self._staging = staging
         self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
@@ -154,13 +154,13 @@ class Resident:
     def _bind(self, unit: Unit, weights: Mapping[str, torch.Tensor]) -> None:
         in_place = unit.home is Home.mapped and unit.hold is Hold.always
         for stored, weight in weights.items():
-            binding = self._bindings[stored]
+            binding = self.bindings[stored]
             guarded = MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, requires_grad=False)
             _assign(binding, guarded)
 
     def _unbind(self, unit: Unit) -> None:
         for stored, weight in unit.source.items():
-            binding = self._bindings[stored]
+            binding = self.bindings[stored]
             _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
 
     def _note_peak(self) -> None:

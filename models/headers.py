@@ -167,11 +167,11 @@ def _check_entries(path: Path, entries: dict[str, TensorEntry], data_bytes: int)
 
 
 def _elements(shape: tuple[int, ...]) -> int:
-    """How many; -1 where an extent is negative, or where the count leaves the format's 64 bits."""
+    """How many; -1 where an extent is negative, or where it or the count leaves the format's 64 bits."""
     count = 1
     for extent in shape:
         count *= extent
-        if extent < 0 or count >> 64:
+        if not 0 <= extent < 1 << 64 or count >= 1 << 64:
             return -1
     return count
 

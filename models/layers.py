@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_NUMBER = re.compile(r"(?:^|(?<=\.))(?:0|[1-9][0-9]{0,8})(?=\.)")
+_NUMBER = re.compile(r"(?:^|(?<=[^.]\.))(?:0|[1-9][0-9]{0,8})(?=\.)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

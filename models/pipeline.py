@@ -105,7 +105,9 @@ def _passes(source: _Source, workload: Workload) -> tuple[int, str | None]:
         if workload.steps is None:
             return ASSUMED_STEPS, f"{source.name}: sampling steps not stated, {ASSUMED_STEPS} assumed"
         return max(1, workload.steps), None
-    if source.name == "model" and (source.class_name or "").endswith(("ForCausalLM", "ForConditionalGeneration")):
+    if source.name == "model" and (source.class_name or "").endswith(
+        ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+    ):
         if workload.tokens is None:
             return ASSUMED_TOKENS, f"{source.name}: tokens to generate not stated, {ASSUMED_TOKENS} assumed"
         return workload.tokens, None

@@ -54,12 +54,13 @@ def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> 
     units = [unit for unit in draft.units if unit.stack == segment.stack]
     wish = units[0].wish
     because: dict[str, int | None] = {"bytes": segment.bytes, "passes": draft.component.passes}
+    rejected: tuple[Rejected, ...] = ()
     if segment.packed_bytes == 0:
-        rule, rejected = "nothing-to-place", ()
+        rule = "nothing-to-place"
     elif wish.home is segment.home or wish.hold is segment.hold:
-        rule, rejected = "override", ()
+        rule = "override"
     elif segment.home is Home.device and not draft.on_cpu:
-        rule, rejected = "fits-on-device", ()
+        rule = "fits-on-device"
         because |= _budget(draft.axis, ledger)
     else:
         rule, rejected = _host_rule(draft, segment, ledger, policy)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ def plan_from_json(text: str | bytes, *, source: str = "the plan") -> Plan:
             or content that does not match its digest.
     """
     document = _object(text, source)
-    extra = "ignore" if _minor(document, source) > FORMAT_MINOR else None
+    extra: Literal["ignore"] | None = "ignore" if _minor(document, source) > FORMAT_MINOR else None
     try:
         plan = Plan.model_validate_json(text, extra=extra)
     except ValidationError as error:

@@ -9,7 +9,6 @@ from .pipeline import Component, Pipeline
 from .readings import reading_text
 from .units import format_bytes
 
-
 SIMULATED = "sim"
 """The kind of accelerator that the executor makes itself, wherever it is: it cannot be absent."""
 

@@ -48,7 +48,7 @@ class Checkpoint(Record):
 
 
 class LayerSize(Record):
-    """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at its own 64-byte boundary."""
+    """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at a 64-byte boundary."""
 
     layers: Run
     layer_bytes: NonNegativeInt

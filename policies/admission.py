@@ -74,7 +74,8 @@ def hold_suits_home(place: Place, machine: Machine) -> str | None:
             return "home pageable on the CPU is the device's own memory; say home device"
         return None
     if home is not None and hold is not None and (home is Home.device) != (hold is Hold.always):
-        return f"home {home} and hold {hold} contradict each other; device goes with always, the others with phase or layer"
+        pairs = "device goes with always, the others with phase or layer"
+        return f"home {home} and hold {hold} contradict each other; {pairs}"
     return None
 
 

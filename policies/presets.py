@@ -19,7 +19,9 @@ def load_preset(name: str) -> Policy:
     """
     if name not in PRESETS:
         raise InputError(f"there is no preset '{name}'", hint=f"presets are {', '.join(PRESETS)}")
-    return policy_from_json(resources.files(__package__).joinpath(f"{name}.json").read_bytes(), source=name)
+    return policy_from_json(
+        resources.files(__name__.rpartition(".")[0]).joinpath(f"{name}.json").read_bytes(), source=name
+    )
 
 
 def policy_from_json(text: str | bytes, *, source: str = "the policy") -> Policy:

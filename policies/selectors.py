@@ -7,7 +7,6 @@ from ..plans.errors import InputError
 from ..plans.pipeline import Pipeline
 from ..plans.policy import Hold, Home, Override, Policy
 
-
 Place = tuple[str, str | None]
 """A component and one of its stacks; null is the whole component."""
 

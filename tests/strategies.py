@@ -4,28 +4,15 @@ A `Case` is all that the planner is given. Its machine's sizes hug the boundarie
 so that "just fits" and "one byte short" are common.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from placewise.planner.compile import compile_plan
-from placewise.plans.document import Fits, Plan, Refused
-from placewise.plans.machine import (
-    Accelerator,
-    Host,
-    Machine,
-    Malformed,
-    Measured,
-    MemoryKind,
-    Reading,
-    Unmeasurable,
-)
+from placewise.plans.document import Plan, Refused
+from placewise.plans.machine import Machine, Malformed, Measured, Unmeasurable
 from placewise.plans.pipeline import (
     Activations,
-    Checkpoint,
     Component,
-    File,
     GivenActivations,
     LayerSize,
     Pipeline,
@@ -36,38 +23,10 @@ from placewise.plans.pipeline import (
 from placewise.plans.policy import Copies, Hold, Home, Override, Policy, Residency
 from placewise.policies.presets import PRESETS, load_preset
 
-GIB = 1 << 30
-HUGE = 1 << 60
-"""More than any generated pipeline can ask for, reserves among it."""
+from .questions import GIB, HUGE, Case, accelerator_of, component_of, fits, host_of, measured, packed_units, with_memory
 
 COMPONENTS = ("audio_vae", "encodeur_é", "text_encoder", "transformer", "transformer_2", "vae")
 STACKS = ("", "blocks", "model.layers", "single_blocks")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that a plan is made from."""
-
-    pipeline: Pipeline
-    machine: Machine
-    policy: Policy
-    workload: Workload
-
-    def compile(self) -> Plan:
-        return compile_plan(self.pipeline, self.machine, self.policy, self.workload, version="0")
-
-    def on(self, machine: Machine) -> "Case":
-        return replace(self, machine=machine)
-
-    def under(self, policy: Policy) -> "Case":
-        return replace(self, policy=policy)
-
-
-def packed_units(component: Component) -> list[int]:
-    """What each unit takes in memory: the fixed part, if there is one, and every layer."""
-    fixed = [component.fixed_packed_bytes] if component.fixed_bytes else []
-    sizes = [size for stack in component.stacks for size in stack.sizes]
-    return fixed + [size.packed_bytes for size in sizes for _ in range(*size.layers)]
 
 
 byte_counts = st.one_of(st.integers(0, 4096), st.integers(0, 20 * GIB), st.sampled_from([0, 1, 64, GIB, 4 * GIB]))
@@ -110,21 +69,9 @@ def components(draw: st.DrawFn, name: str) -> Component:
     names = draw(st.lists(st.sampled_from(STACKS), max_size=3, unique=True))
     drawn = tuple(draw(stacks(stack)) for stack in names)
     fixed, fixed_packed = draw(weights())
-    layers = sum(size.layer_bytes * (size.layers[1] - size.layers[0]) for s in drawn for size in s.sizes)
-    file = File(path="model.safetensors", size_bytes=fixed + layers, mtime_ns=1, header_sha256="0" * 64)
-    return Component(
-        name=name,
-        library=None,
-        class_name=None,
-        checkpoint=Checkpoint(root=name, files=(file,)),
-        tensors=1,
-        dtype_bytes={"U8": fixed + layers},
-        stacks=drawn,
-        fixed_bytes=fixed,
-        fixed_packed_bytes=fixed_packed,
-        passes=draw(st.sampled_from([1, 2, 28, 50]) | st.integers(1, 50)),
-        activations=draw(activations),
-    )
+    bare = component_of(name, *drawn, fixed=fixed, fixed_packed=fixed_packed)
+    passes = draw(st.sampled_from([1, 2, 28, 50]) | st.integers(1, 50))
+    return bare.model_copy(update={"passes": passes, "activations": draw(activations)})
 
 
 @st.composite
@@ -161,36 +108,7 @@ def memory_sizes(pipeline: Pipeline) -> st.SearchStrategy[int]:
     return st.one_of(near, near, st.integers(0, 400 * GIB), st.sampled_from([0, 1, HUGE]))
 
 
-def host_of(available: Reading) -> Host:
-    unknown = Unmeasurable(why="not asked")
-    return Host(
-        platform="linux",
-        available=available,
-        total=available,
-        binding="psutil",
-        memlock=unknown,
-        shared_memory=unknown,
-    )
-
-
-def accelerator_of(device: str, free: Reading, *, unified: bool = False, streams: bool = True) -> Accelerator:
-    return Accelerator(
-        device=device,
-        kind=device.partition(":")[0],
-        name="toy",
-        memory=MemoryKind.unified if unified else MemoryKind.separate,
-        total=free,
-        free=free,
-        pinned_memory=not unified,
-        streams=streams,
-    )
-
-
-def measured(value: int) -> Measured:
-    return Measured(value=value, source="given")
-
-
-unmeasured = st.sampled_from(
+unmeasured: st.SearchStrategy[Unmeasurable | Malformed] = st.sampled_from(
     [Unmeasurable(why="this platform does not tell"), Malformed(source="memory.max", why="'x' is no number")]
 )
 
@@ -198,10 +116,10 @@ unmeasured = st.sampled_from(
 @st.composite
 def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
     """A host, and none to two accelerators whose free memory was measured."""
-    known = memory_sizes(pipeline).map(measured)
+    known: st.SearchStrategy[Measured] = memory_sizes(pipeline).map(measured)
     devices = draw(st.sampled_from([(), ("cuda:0",), ("cuda:0",), ("cuda:0", "cuda:1"), ("mps",)]))
     return Machine(
-        host=host_of(draw(st.one_of(known, known, known, unmeasured))),
+        host=host_of(draw(unmeasured) if draw(st.integers(0, 3)) == 0 else draw(known)),
         accelerators=tuple(
             accelerator_of(
                 device,
@@ -273,20 +191,6 @@ def cases(draw: st.DrawFn, *, overridden: bool = True) -> Case:
     return Case(pipeline=pipeline, machine=machine, policy=policy, workload=draw(workloads))
 
 
-def with_memory(machine: Machine, available: Iterable[tuple[str, int]]) -> Machine:
-    """The machine with these bytes available on these axes. A device with unified memory is given the host's too."""
-    by_axis = dict(available)
-    host = machine.host
-    if "host" in by_axis:
-        host = host.model_copy(update={"available": measured(by_axis["host"])})
-    accelerators: list[Accelerator] = []
-    for accelerator in machine.accelerators:
-        axis = "host" if accelerator.memory is MemoryKind.unified else accelerator.device
-        free = measured(by_axis[axis]) if axis in by_axis else accelerator.free
-        accelerators.append(accelerator.model_copy(update={"free": free}))
-    return machine.model_copy(update={"host": host, "accelerators": tuple(accelerators)})
-
-
 @st.composite
 def fitting_plans(draw: st.DrawFn, *, overridden: bool = True) -> Plan:
     """Plans that fit; where memory was short, on a machine that has just enough of it or somewhat more."""
@@ -300,17 +204,5 @@ def fitting_plans(draw: st.DrawFn, *, overridden: bool = True) -> Plan:
             for change in plan.verdict.nearest
         ]
         plan = case.on(with_memory(case.machine, grown)).compile()
-    assert isinstance(plan.verdict, Fits)
+    fits(plan)
     return plan
-
-
-def fits(plan: Plan) -> Fits:
-    """The verdict of a plan that fits."""
-    assert isinstance(plan.verdict, Fits), plan.verdict
-    return plan.verdict
-
-
-def refused(plan: Plan) -> Refused:
-    """The verdict of a plan that is refused."""
-    assert isinstance(plan.verdict, Refused), plan.verdict
-    return plan.verdict

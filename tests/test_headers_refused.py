@@ -148,6 +148,7 @@ OUT = "are out of the file's 8 bytes of data"
         ({"a": entry("F32", [], 0, 8)}, "tensor 'a': shape [] of F32 does not take 8 bytes"),
         ({"a": entry("BOOL", [64], 0, 8)}, "tensor 'a': shape [64] of BOOL does not take 8 bytes"),
         ({"a": entry("F4", [15], 0, 8)}, "tensor 'a': shape [15] of F4 does not take 8 bytes"),
+        ({"a": entry("U8", [0, 2**64], 0, 0)}, f"tensor 'a': shape [0, {2**64}] of U8 does not take 0 bytes"),
         ({"a": entry("U8", [2**63, 4, 0], 0, 0)}, f"tensor 'a': shape [{2**63}, 4, 0] of U8 does not take 0 bytes"),
         (
             {"a": entry("U8", [5], 0, 5), "b": entry("U8", [4], 4, 8)},

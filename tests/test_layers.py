@@ -103,6 +103,9 @@ class TestNoStack:
         names = [*numbered("blocks", range(12)), "blocks.1\u0661.weight"]
         assert find_layers(names).fixed == ("blocks.1\u0661.weight",)
 
+    def test_an_empty_word_is_no_module(self) -> None:
+        assert find_layers(["0.a", "1.a", ".0.a", "b..0.a", "b..1.a"]).fixed == (".0.a", "b..0.a", "b..1.a")
+
     @pytest.mark.parametrize("name", ["", ".", "0", "0.", ".0.", "a..0.w"])
     def test_odd_names_stand_somewhere(self, name: str) -> None:
         assert find_layers([name]) == Layout(stacks=(), fixed=(name,))

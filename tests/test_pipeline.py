@@ -64,7 +64,7 @@ class TestOneComponent:
         (component,) = read_pipeline(tmp_path, workload=Workload()).components
         assert (component.library, component.class_name) == (None, None)
 
-    @pytest.mark.parametrize("class_name", ["LlamaForCausalLM", "T5ForConditionalGeneration"])
+    @pytest.mark.parametrize("class_name", ["LlamaForCausalLM", "T5ForConditionalGeneration", "GPT2LMHeadModel"])
     def test_a_generator_runs_once_per_token(self, tmp_path: Path, class_name: str) -> None:
         write_transformers(tmp_path, T, class_name=class_name)
         assert passes(read_pipeline(tmp_path, workload=Workload(tokens=9, steps=3))) == {"model": 9}

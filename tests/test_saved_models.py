@@ -50,7 +50,9 @@ def test_a_bert_of_transformers(tmp_path: Path, max_shard_size: str) -> None:
 
 def test_tied_weights_are_stored_and_counted_once(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=40, n_positions=16)
+    config = transformers.GPT2Config(
+        n_embd=8, n_layer=2, n_head=2, vocab_size=40, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
     model: torch.nn.Module = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(tmp_path)  # type: ignore[operator]
     (component,) = read_pipeline(tmp_path, workload=Workload(tokens=5)).components

@@ -1,8 +1,13 @@
 """Every operator gives on the simulated device the bits that it gives on the CPU."""
 
+# The cases are tables of lambdas over tensors:
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -10,14 +15,21 @@ from placewise.executor.simulated import SimulatedTensor, simulated_device
 from torch import nn
 from torch.nn import functional as F
 
-SIM = "sim:0"
-MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "grad": contextlib.nullcontext}
+SIM = "sim:4"
+Mode = Callable[[], AbstractContextManager[object]]
+Size = tuple[int, ...] | str
+Case = tuple[Callable[..., object], *tuple[Size, ...]]
+MODES: dict[str, Mode] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "grad": contextlib.nullcontext,
+}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def two_threads() -> Iterator[None]:
-    simulated_device(0, capacity_bytes=1 << 28)
+    simulated_device(4, capacity_bytes=1 << 28)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -38,14 +50,14 @@ def assert_equal_bits(there: object, here: object) -> None:
         assert there == here
 
 
-def in_place(x):
+def in_place(x: torch.Tensor) -> object:
     y = x.clone()
     parts = [y.add_(1).mul_(2).clone(), y[0].zero_().clone(), y.t_().clone(), y.unsqueeze_(0).clone()]
     y.squeeze_().copy_(y * 2)
     return [*parts, F.silu(F.relu(y, inplace=True), inplace=True), y]
 
 
-def put(x, places, values):
+def put(x: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y[places] = values
     y[y > 1] = 0
@@ -54,24 +66,24 @@ def put(x, places, values):
     return y.index_fill_(0, places[:1], 3.0).masked_scatter_(y == 7, values)
 
 
-def into(x):
+def into(x: torch.Tensor) -> object:
     grown = torch.add(x, x, out=x.new_empty(0))
     return grown, torch.mul(x, x, out=torch.empty_like(x)), torch.matmul(x, x.T, out=x.new_empty(8, 8))
 
 
-def rotate(x, cos, sin):
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
-def reductions(x):
+def reductions(x: torch.Tensor) -> object:
     return (
         x.sum(), x.mean(-1), x.var(-1), x.std(), x.norm(dim=1), x.amax(0), x.max(0), x.prod(), x.logsumexp(1),
         x.argmax(), x.any(), torch.var_mean(x, -1), x.nanmean(), x.float().quantile(0.5), x.count_nonzero(),
     )  # fmt: skip
 
 
-def elementwise(x):
+def elementwise(x: torch.Tensor) -> object:
     return (
         x.pow(2), x.square(), x.abs().rsqrt(), x.float_power(2), x.exp(), x.sin(), x.atan2(x), x.clip(0), x // 2, x % 2,
         torch.lerp(x, x + 1, 0.3), torch.addcmul(x, x, x, value=0.3), torch.true_divide(x, 3), 1 - x, x.erf(), -x,
@@ -80,45 +92,47 @@ def elementwise(x):
     )  # fmt: skip
 
 
-def shapes(x):
+def shapes(x: torch.Tensor) -> object:
     return (
         torch.cat([x, x], 1), torch.stack([x, x]), torch.hstack([x, x]), x.chunk(2, -1), x.repeat(2, 1), x.tile(2),
         x.repeat_interleave(2, 0), x.roll(1, 0), x.flip(0), x.unfold(1, 3, 2), torch.outer(x[0], x[1]), x.mT,
-        torch.meshgrid(x[0], x[1], indexing="ij"), x.tril(), x.diagonal(), x.movedim(0, 1), x.unflatten(1, (38, 1)),
+        torch.meshgrid(x[0], x[1], indexing="ij"), x.tril(), x.diagonal(), x.movedim(0, 1), x.swapaxes(0, 1),
     )  # fmt: skip
 
 
-def ordered(x):
+def ordered(x: torch.Tensor) -> object:
     return x.cumsum(-1), x.cumprod(0), x.topk(5), x.sort(descending=True), x.argsort(), x.msort(), x.median()
 
 
-def casts(x):
+def casts(x: torch.Tensor) -> object:
     return (
         x.double().float(), x.half(), x.bfloat16(), x.long(), x.bool(), x.to(torch.float8_e4m3fn).float(),
         x.view(torch.uint8), x.type(torch.float64),
     )  # fmt: skip
 
 
-def pooled(x):
+def pooled(x: torch.Tensor) -> object:
     return F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, 3)
 
 
-def padded(x):
+def padded(x: torch.Tensor) -> object:
     return [F.pad(x, (1, 2, 2, 1), mode=mode) for mode in ("constant", "reflect", "replicate", "circular")]
 
 
-def resized(x):
+def resized(x: torch.Tensor) -> object:
     modes = ("nearest", "nearest-exact", "area", "bilinear", "bicubic")
     return [F.interpolate(x, size=(13, 17), mode=mode) for mode in modes]
 
 
-def losses(x, y):
+def losses(x: torch.Tensor, y: torch.Tensor) -> object:
     return F.mse_loss(x, y), F.cosine_similarity(x, y), F.normalize(x), F.cross_entropy(x, y.argmax(-1))
 
 
-def attention(*, masked=False, **options):
-    def attend(query, key, value, mask):
-        chosen = mask > 0 if masked is bool else mask if masked else None
+def attention(
+    *, masked: Callable[[torch.Tensor], torch.Tensor] | None = None, **options: bool
+) -> Callable[..., object]:
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        chosen = None if masked is None else masked(mask)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=chosen, **options)
 
     return attend
@@ -127,7 +141,7 @@ def attention(*, masked=False, **options):
 QKV = ((2, 4, 17, 16), (2, 4, 17, 16), (2, 4, 17, 16), (2, 1, 17, 17))
 
 # The operands' sizes, and what is done with them; a size that begins with "i" is one of indices below 8.
-CASES = {
+CASES: dict[str, Case] = {
     "linear": (F.linear, (2, 7, 32), (48, 32), (48,)),
     "linear without bias": (F.linear, (2, 7, 32), (48, 32)),
     "linear of a matrix": (F.linear, (5, 32), (48, 32), (48,)),
@@ -164,8 +178,8 @@ CASES = {
     "embedding_bag": (F.embedding_bag, "i57", (8, 16)),
     "attention": (attention(), *QKV),
     "attention, causal": (attention(is_causal=True), *QKV),
-    "attention, boolean mask": (attention(masked=bool), *QKV),
-    "attention, added mask": (attention(masked=True), *QKV),
+    "attention, boolean mask": (attention(masked=lambda mask: mask > 0), *QKV),
+    "attention, added mask": (attention(masked=lambda mask: mask), *QKV),
     "attention, grouped": (attention(enable_gqa=True), QKV[0], (2, 2, 17, 16), (2, 2, 17, 16), QKV[3]),
     "attention, long": (attention(), (1, 2, 600, 64), (1, 2, 600, 64), (1, 2, 600, 64), (1, 1)),
     "rotary": (rotate, (2, 4, 9, 16), (9, 16), (9, 16)),
@@ -192,7 +206,7 @@ CASES = {
 }  # fmt: skip
 WRITES = {"in place", "out", "index_put"}  # writes to a leaf that requires a gradient are autograd's to refuse
 
-COMPLEX = {
+COMPLEX: dict[str, Case] = {
     "rotary by polar": (
         lambda x, f: torch.view_as_real(
             torch.view_as_complex(x.reshape(2, 9, 8, 2)) * torch.polar(torch.ones_like(f), f)
@@ -201,7 +215,8 @@ COMPLEX = {
     ),
     "conjugates": (
         lambda x: (
-            torch.complex(x, x).conj() * torch.complex(x, -x), torch.view_as_real(torch.complex(x, x).conj().resolve_conj()),
+            torch.view_as_real(torch.complex(x, x).conj().resolve_conj()),
+            torch.complex(x, x).conj() * torch.complex(x, -x),
             torch.complex(x, x).conj().imag + 1, torch.complex(x, x).angle(), torch.exp(1j * x),
         ),
         (5, 8),
@@ -216,7 +231,7 @@ COMPLEX = {
 }  # fmt: skip
 
 
-def operands(sizes, dtype):
+def operands(sizes: Sequence[Size], dtype: torch.dtype) -> Iterator[torch.Tensor]:
     torch.manual_seed(0)
     for size in sizes:
         if isinstance(size, str):
@@ -225,7 +240,7 @@ def operands(sizes, dtype):
             yield torch.randn(*size).to(dtype)
 
 
-def check(case, dtype, mode):
+def check(case: Case, dtype: torch.dtype, mode: str) -> None:
     run, *sizes = case
     here = list(operands(sizes, dtype))
     there = [each.to(SIM) for each in here]
@@ -239,20 +254,20 @@ def check(case, dtype, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_operators(name, dtype, mode):
+def test_operators(name: str, dtype: torch.dtype, mode: str) -> None:
     if not (mode == "grad" and name in WRITES):
         check(CASES[name], dtype, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPLEX)
-def test_operators_of_single_precision(name, mode):
+def test_operators_of_single_precision(name: str, mode: str) -> None:
     check(COMPLEX[name], torch.float32, mode)
 
 
 @pytest.mark.parametrize("name", ["linear of batch second", "matmul 1x3", "attention, added mask"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_path_follows_the_weights_requires_grad_as_on_the_cpu(name, mode):
+def test_the_path_follows_the_weights_requires_grad_as_on_the_cpu(name: str, mode: Mode) -> None:
     run, *sizes = CASES[name]
     here = [each.requires_grad_() for each in operands(sizes, torch.float32)]
     there = [each.detach().to(SIM).requires_grad_() for each in here]
@@ -260,25 +275,25 @@ def test_the_path_follows_the_weights_requires_grad_as_on_the_cpu(name, mode):
         assert_equal_bits(run(*there), run(*here))
 
 
-def attend(module, x):
+def attend(module: nn.Module, x: torch.Tensor) -> object:
     return module(x, x, x)
 
 
-def attend_masked(module, x):
+def attend_masked(module: nn.Module, x: torch.Tensor) -> object:
     return module(x, x, x, key_padding_mask=torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device))
 
 
-def packed(module, x):
+def packed(module: nn.Module, x: torch.Tensor) -> object:
     sequence = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([9, 5, 3]), batch_first=True)
     output, state = module(sequence)
     return nn.utils.rnn.pad_packed_sequence(output, batch_first=True)[0], state
 
 
-def call(module, x):
+def call(module: nn.Module, x: torch.Tensor) -> object:
     return module(x)
 
 
-MODULES = {
+MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[..., object]]] = {
     "attention": (lambda: nn.MultiheadAttention(32, 4, batch_first=True), attend),
     "attention, masked": (lambda: nn.MultiheadAttention(32, 4, batch_first=True), attend_masked),
     "encoder layer": (lambda: nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), call),
@@ -303,7 +318,7 @@ MODULES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODULES)
-def test_modules(name, dtype, mode):
+def test_modules(name: str, dtype: torch.dtype, mode: str) -> None:
     make, run = MODULES[name]
     torch.manual_seed(0)
     module, x = make().eval().to(dtype), torch.randn(3, 9, 32).to(dtype)
@@ -312,7 +327,7 @@ def test_modules(name, dtype, mode):
         assert_equal_bits(run(there, x.to(SIM)), run(module, x))
 
 
-def test_nested_tensors_are_refused_by_name():
+def test_nested_tensors_are_refused_by_name() -> None:
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval().to(SIM)
     padding = torch.arange(9, device=SIM).expand(3, 9) > 4

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,10 @@ from placewise.plans.codec import canonical_json, plan_from_json, plan_to_json, 
 from placewise.plans.document import FORMAT_MAJOR, FORMAT_MINOR, Plan
 from placewise.plans.errors import PlanFormatError
 
-from ..strategies import Case, cases
+from ..questions import Case
+from ..strategies import cases
+
+Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 plans = cases().map(Case.compile)
 """Plans that fit and plans that do not."""
@@ -23,18 +26,16 @@ def document_of(plan: Plan) -> Any:
     return json.loads(plan_to_json(plan))
 
 
-def objects_in(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
+def objects_in(value: Json, path: str = "") -> list[tuple[str, dict[str, Json]]]:
     """Every record of a document with its place; maps of counts and the mark of the maker are left out."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: list[tuple[str, dict[str, Json]]] = []
     if isinstance(value, dict):
-        content: dict[str, Any] = value
-        found.append((path, content))
-        for name, part in content.items():
+        found.append((path, value))
+        for name, part in value.items():
             if name not in ("made_by", "dtype_bytes", "because", "margin_bytes", "peak_bytes"):
                 found += objects_in(part, f"{path}.{name}".removeprefix("."))
     elif isinstance(value, list):
-        parts: list[Any] = value
-        for at, part in enumerate(parts):
+        for at, part in enumerate(value):
             found += objects_in(part, f"{path}[{at}]")
     return found
 

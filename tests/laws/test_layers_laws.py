@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -89,7 +90,7 @@ def test_every_name_stands_in_exactly_one_place(names: list[str]) -> None:
 
 @given(name_sets(), st.randoms(use_true_random=False))
 @settings(deadline=None)
-def test_order_of_the_names_does_not_matter(names: list[str], chance: st.random.Random) -> None:
+def test_order_of_the_names_does_not_matter(names: list[str], chance: Random) -> None:
     shuffled = list(names)
     chance.shuffle(shuffled)
     assert find_layers(shuffled) == find_layers(names)

@@ -7,7 +7,8 @@ from placewise.plans.document import Plan
 from placewise.plans.policy import Copies
 
 from .. import oracle
-from ..strategies import fits, fitting_plans
+from ..questions import fits
+from ..strategies import fitting_plans
 
 
 @given(fitting_plans())

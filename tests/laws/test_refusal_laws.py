@@ -6,19 +6,8 @@ from placewise.plans.document import Fits, Plan, Refused
 from placewise.plans.machine import Reading
 
 from .. import oracle
-from ..strategies import (
-    HUGE,
-    Case,
-    accelerator_of,
-    cases,
-    fits,
-    host_of,
-    measured,
-    packed_units,
-    refused,
-    unmeasured,
-    with_memory,
-)
+from ..questions import HUGE, Case, accelerator_of, fits, host_of, measured, packed_units, refused, with_memory
+from ..strategies import cases, unmeasured
 
 
 def must_be_there(case: Case) -> bool:
