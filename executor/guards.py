@@ -24,8 +24,8 @@ _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matm
 
 _METADATA = """
 shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse
-is_quantized is_nested size dim ndimension numel nelement stride storage_offset element_size is_floating_point is_complex
-is_contiguous is_signed __len__ __hash__ is_inference _backward_hooks _has_compatible_shallow_copy_type
+is_quantized is_nested size dim ndimension numel nelement stride storage_offset element_size is_floating_point
+is_complex is_contiguous is_signed __len__ __hash__ is_inference _backward_hooks _has_compatible_shallow_copy_type
 """
 
 

@@ -98,14 +98,14 @@ def _on_host(
     with ExitStack() as stack:
         graded = is_composite(func) and any(w.requires_grad for w in _wrappers((*args, *kwargs.values())))
         if graded:
-            stack.enter_context(_below_nothing())
+            stack.enter_context(_autograd_visible())
         inputs = [_unwrapped(each, known, graded=graded) for each in args]
         named = {name: _unwrapped(each, known, graded=graded) for name, each in kwargs.items()}
         return func(*inputs, **named)
 
 
 @contextmanager
-def _below_nothing() -> Generator[None]:
+def _autograd_visible() -> Generator[None]:
     """Let the kernel see autograd as a CPU tensor's would, which torch's dispatch to us has switched off.
 
     Some composites choose by it: a matmul folds its batch if the weight requires a gradient, no_grad or not.

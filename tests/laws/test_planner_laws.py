@@ -62,7 +62,7 @@ def test_i4_in_another_process_with_other_hashes_too() -> None:
     names = ("text_encoder", "text_encoder_2", "transformer", "vae", "audio_vae")
     parts = [component_of(name, stack_of("b", 9, 9), stack_of("a", 7), fixed=5, passes=2) for name in names]
     edges = [(name, "transformer") for name in names[:2]] + [("transformer", name) for name in names[3:]]
-    plan = plan_of(machine_of(99, cuda(60), cuda(60, index=1)), *parts, policy=policy_of(**BARE), edges=edges)
+    plan = plan_of(machine_of(99, cuda(60), cuda(60, index=1)), *parts, policy=policy_of("auto", **BARE), edges=edges)
     assert len({decision.rule for decision in plan.decisions}) > 2
     written = plan_to_json(plan).encode()
     for seed in ("1", "2"):

@@ -1,0 +1,235 @@
+"""The command line: what it prints where, its exit codes, and one clear error for each bad input."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from placewise.__main__ import main
+
+from .checkpoints import write_safetensors, write_transformers
+from .modules import Tower, build, save
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LAYERS = {f"blocks.{number}.weight": ("BF16", (1024, 1024)) for number in range(8)}
+GIVEN = ("--host-memory", "1GiB", "--device", "sim", "--device-memory", "16MiB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """What one command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Run":
+    return Run(monkeypatch, capsys)
+
+
+class Run:
+    """Runs the command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Ran:
+        self._monkeypatch.setattr(sys, "argv", ["placewise", *map(str, arguments)])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = self._capsys.readouterr()
+        return Ran(code=int(ended.value.code or 0), out=out, err=err)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_safetensors(tmp_path / "model.safetensors", LAYERS)
+
+
+def test_a_plan_is_printed_to_stdout_and_written_when_asked(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    ran = run("plan", checkpoint, *GIVEN, "-o", tmp_path / "plan.json")
+    assert (ran.code, ran.err) == (0, "")
+    assert "layerwise offload, 1 slot of 2.00 MiB" in ran.out
+    assert ran.out.splitlines()[-1].startswith("fits (activations-unknown); left: host ")
+    shown = run("show", tmp_path / "plan.json")
+    assert (shown.code, shown.out) == (0, ran.out)
+    as_json = run("show", tmp_path / "plan.json", "--json")
+    assert as_json.out == (tmp_path / "plan.json").read_text()
+    assert json.loads(as_json.out)["verdict"]["kind"] == "fits"
+
+
+def test_a_refused_plan_exits_with_3_and_is_written_all_the_same(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    ran = run("plan", checkpoint, *GIVEN[:-1], "1MiB", "-o", tmp_path / "plan.json")
+    assert ran.code == 3
+    assert "sim:0 is short in the phase of model: needs 2.00 MiB" in ran.out
+    assert "it would fit with 2.22 MiB of sim:0 available" in ran.out
+    executed = run("run", tmp_path / "plan.json", "--model", checkpoint)
+    assert executed.code == 3
+    assert (
+        executed.err
+        == f"error: {tmp_path}/plan.json: the plan is refused: nothing fits\nhint: `placewise show` prints why\n"
+    )
+
+
+def test_what_a_refusal_says_would_fit_does_fit(run: Run, checkpoint: Path) -> None:
+    refused = json.loads(run("plan", checkpoint, *GIVEN[:-1], "1MiB", "--json").out)
+    (change,) = refused["verdict"]["nearest"]
+    assert run("plan", checkpoint, *GIVEN[:-1], change["to_available_bytes"]).code == 0
+    assert run("plan", checkpoint, *GIVEN[:-1], change["to_available_bytes"] - 1).code == 3
+
+
+def test_check_names_every_fact_that_changed(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", checkpoint, *GIVEN, "-o", plan)
+    same = run("check", plan, "--model", checkpoint)
+    assert (same.code, same.out, same.err) == (0, "", f"{plan}: all facts hold\n")
+    write_safetensors(checkpoint, {**LAYERS, "head.weight": ("BF16", (8, 8))})
+    changed = run("check", plan, "--model", checkpoint)
+    assert changed.code == 4
+    assert [line.split(":")[0] for line in changed.out.splitlines()] == [
+        f"component model, file model.safetensors, {what}" for what in ("size_bytes", "mtime_ns", "header_sha256")
+    ]
+    assert changed.err == f"error: {plan}: 3 facts have changed\nhint: plan again with `placewise plan`\n"
+    assert [row["fact"] for row in json.loads(run("check", plan, "--model", checkpoint, "--json").out)] == [
+        line.split(": planned")[0] for line in changed.out.splitlines()
+    ]
+    assert run("run", plan, "--model", checkpoint).code == 4
+
+
+def test_run_prints_predicted_against_observed(run: Run, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64)
+    build(lambda: BertModel(config)).save_pretrained(tmp_path / "bert")  # type: ignore[operator]  # transformers' own
+    plan = tmp_path / "plan.json"
+    assert run("plan", tmp_path / "bert", "--device", "sim:2", "--device-memory", "1MiB", "-o", plan).code == 0
+    ran = run("run", plan, "--model", tmp_path / "bert", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    report = json.loads(ran.out)
+    device = next(axis for axis in report["axes"] if axis["axis"] == "sim:2")
+    assert 0 < device["weights_bytes"] <= device["predicted_bytes"] < device["peak_bytes"]
+    assert report["components"][0]["homes_verified"]
+    assert report["components"][0]["forward_s"] > 0
+    assert "predicted peak" in run("run", plan, "--model", tmp_path / "bert").out
+
+
+def test_a_component_without_a_class_cannot_be_run_from_the_command_line(run: Run, tmp_path: Path) -> None:
+    path = save(build(Tower), tmp_path / "tower.safetensors")
+    run("plan", path, "--device", "cpu", "-o", tmp_path / "plan.json")
+    ran = run("run", tmp_path / "plan.json", "--model", path)
+    assert ran.code == 1
+    assert ran.err.startswith("error: component 'model' does not say how it is built")
+
+
+def test_facts_of_one_machine_plan_on_another(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    facts = run("facts", "--json")
+    assert facts.code == 0
+    (tmp_path / "facts.json").write_text(facts.out)
+    planned = run("plan", checkpoint, "--machine", tmp_path / "facts.json", "--json")
+    assert json.loads(planned.out)["machine"] == json.loads(facts.out)
+    assert "host available" in run("facts", checkpoint).out
+
+
+def test_inspect_tells_what_is_there(run: Run, tmp_path: Path) -> None:
+    folder = write_transformers(tmp_path / "bert", {f"encoder.layer.{n}.weight": ("F32", (16, 16)) for n in range(3)})
+    assert "encoder.layer x 3" in run("inspect", folder).out
+    assert json.loads(run("inspect", folder, "--json").out)["components"][0]["class_name"] == "BertModel"
+
+
+def test_options_reach_the_plan(run: Run, checkpoint: Path) -> None:
+    options = ("--steps", 7, "--batch", 2, "--passes", "model=5", "--activations", "model=3MiB", "--reserve", "64MiB")
+    override = ("--override", "model.blocks:hold=layer,home=mapped")
+    plan = json.loads(run("plan", checkpoint, *GIVEN, *options, *override, "--json").out)
+    component = plan["pipeline"]["components"][0]
+    assert (component["passes"], component["activations"]["peak_bytes"]) == (5, 3 << 20)
+    assert (plan["workload"]["steps"], plan["workload"]["batch"]) == (7, 2)
+    assert plan["budgets"][0]["reserve_bytes"] == 64 << 20
+    assert {segment["home"] + "/" + segment["hold"] for segment in plan["placements"][0]["segments"]} == {
+        "mapped/layer"
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "cpu", "--device-memory", "1GiB"), "--device cpu has no --device-memory"),
+        (("--device", "cuda:1"), "--device cuda:1 goes with --device-memory"),
+        (("--policy", "fast"), "there is no preset 'fast'"),
+        (("--override", "model"), "--override 'model' is not PART:KEY=VALUE"),
+        (("--override", "model:home=attic"), "--override 'model:home=attic': Input should be"),
+        (("--override", "model.block:home=mapped"), "the override 'model.block' matches nothing"),
+        (("--passes", "model"), "--passes 'model' is not NAME=VALUE"),
+        (("--passes", "model=none"), "--passes: 'none' is not a whole number of 1 or more"),
+        (("--passes", "unet=2"), "passes: there is no component 'unet'"),
+        (("--activations", "model=much"), "'much' is not a size"),
+        (("--machine", "nowhere.json"), "nowhere.json: No such file or directory"),
+        (("-o", "no/such/folder/plan.json"), "no/such/folder/plan.json: No such file or directory"),
+    ],
+)
+def test_a_bad_option_is_one_error_and_exit_code_2(
+    run: Run, checkpoint: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    ran = run("plan", checkpoint, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"error: {message}")
+    assert ran.err.count("error:") == 1
+    assert "Traceback" not in ran.err
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    ran = run("plan", checkpoint, *GIVEN, "-o", tmp_path / "folder")
+    assert ran.code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "model.safetensors"]
+
+
+@pytest.mark.parametrize("command", ["plan", "inspect", "show", "check", "run"])
+def test_a_path_that_is_not_there_is_exit_code_2(run: Run, tmp_path: Path, command: str) -> None:
+    ran = run(command, tmp_path / "absent")
+    assert (ran.code, ran.out) == (2, "")
+    assert str(tmp_path / "absent") in ran.err
+
+
+@pytest.mark.parametrize("command", ["show", "check", "run"])
+def test_a_spoiled_plan_is_exit_code_2(run: Run, checkpoint: Path, tmp_path: Path, command: str) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", checkpoint, *GIVEN, "-o", plan)
+    document = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**document, "colour": "blue"}))
+    assert run(command, plan).err.startswith(f"error: {plan}: unknown field in 'colour'\n")
+    plan.write_text(json.dumps({**document, "format_version": "9.0"}))
+    ran = run(command, plan)
+    assert ran.code == 2
+    assert ran.err.startswith(f"error: {plan}: format_version 9.0 is of another major version")
+
+
+def in_process_of_its_own(*arguments: object) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from placewise.__main__ import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(REPOSITORY / ".src"), "PATH": ""},
+    )
+
+
+@pytest.mark.parametrize("command", ["--help", "plan"])
+def test_help_and_planning_cost_no_torch(checkpoint: Path, command: str) -> None:
+    arguments = ("--help",) if command == "--help" else ("plan", checkpoint, *GIVEN)
+    ran = in_process_of_its_own(*arguments)
+    assert ran.returncode == 0
+    modules = set(ran.stderr.split())
+    assert "placewise.__main__" in modules
+    assert not modules & {"torch", "transformers", "diffusers", "numpy"}
+    if command == "--help":
+        assert not modules & {"pydantic", "networkx", "rich", "msgspec"}
+
+
+def test_the_schema_command_prints_the_committed_schema(run: Run) -> None:
+    assert run("schema").out == (REPOSITORY / "plans" / "schema.json").read_text()

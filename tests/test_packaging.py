@@ -1,0 +1,77 @@
+"""What ships: one package at the top level, every folder of it, and nothing imported with it."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHIPPED = ("executor", "models", "planner", "plans", "policies")
+
+
+def settings() -> dict[str, list[str]]:
+    """The table of setuptools."""
+    document = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    table: dict[str, list[str]] = document["tool"]["setuptools"]
+    return table
+
+
+def test_every_folder_of_modules_is_listed() -> None:
+    folders = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - {"tests", "benchmarks"}
+    assert folders == set(SHIPPED)
+    assert set(settings()["packages"]) == {"placewise", *(f"placewise.{folder}" for folder in SHIPPED)}
+
+
+def test_every_init_file_but_the_face_is_a_docstring() -> None:
+    for folder in SHIPPED:
+        lines = (REPOSITORY / folder / "__init__.py").read_text().splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith('"""')
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import placewise; print(*sorted(set(sys.modules) - before))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(REPOSITORY / ".src")},
+    )
+    assert ran.stdout.split() == ["placewise"]
+
+
+def test_the_face_gives_what_it_lists() -> None:
+    import placewise
+
+    assert {name for name in placewise.__all__ if callable(getattr(placewise, name))} == set(placewise.__all__)
+    assert set(placewise.__all__) <= set(dir(placewise))
+    with pytest.raises(AttributeError, match="module 'placewise' has no attribute 'nothing'"):
+        _ = placewise.nothing  # type: ignore[attr-defined]  # pyright: ignore
+
+
+def test_a_wheel_holds_one_package_with_its_data(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            tmp_path,
+            REPOSITORY,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {name.split("/")[0] for name in names} == {"placewise", wheel.name.split("-py3")[0] + ".dist-info"}
+    assert {"placewise/py.typed", "placewise/plans/schema.json", "placewise/policies/auto.json"} <= names
+    assert not [name for name in names if name.startswith(("placewise/tests", "placewise/benchmarks"))]
