@@ -31,7 +31,7 @@ wheel: $(READY)
 
 # What is committed and can be made again; a test compares each with what would be made.
 plans: $(READY)
-	$(BIN)/python -m tests.example_plans
+	PYTHONPATH=.src $(BIN)/python -m placewise.tests.example_plans
 
 schema: $(READY)
 	$(BIN)/placewise schema > plans/schema.json

@@ -248,6 +248,8 @@ def _stdout() -> "Console":
 
 def _bar(label: str, total: int) -> "Callable[[int], None]":
     """A progress bar on stderr that counts bytes; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        return lambda _: None
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 

@@ -108,7 +108,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _indexed(device: str) -> str:
-    return device if ":" in device or device == "mps" else f"{device}:0"
+    return device if ":" in device else f"{device}:0"
 
 
 def _override(text: str) -> Override:

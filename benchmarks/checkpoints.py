@@ -1,11 +1,16 @@
 """Sparse checkpoints of real shape: sound headers and no data, so that any size takes a few MiB of disk."""
 
 import json
+import os
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 1 << 30
+
+MODIFIED_S = 1_700_000_000
+"""The files' modification time: it is part of a plan, and plans made from these files are compared."""
 
 
 def write_sparse(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], int]]) -> int:
@@ -53,3 +58,94 @@ def video_dit(path: Path, *, blocks: int = 60, gib: float = 61.73) -> int:
     shapes = [(f"blocks.{number}.{name}", shape) for number in range(blocks) for name, shape in block]
     shapes.append(("final.weight", (64, hidden)))
     return write_sparse(path, [(name, "BF16", shape, 2 * shape[0] * shape[1]) for name, shape in shapes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A component of the video pipeline: its class, its stack of equal bf16 layers, and its sizes."""
+
+    library: str
+    class_name: str
+    stack: str
+    layers: int
+    total_bytes: int
+    fixed_bytes: int
+
+
+VIDEO_PIPELINE = {
+    "text_encoder": Part(
+        library="transformers",
+        class_name="Qwen3VLForConditionalGeneration",
+        stack="model.language_model.layers",
+        layers=64,
+        total_bytes=int(62.13 * GIB),
+        fixed_bytes=4 * GIB,
+    ),
+    "transformer": Part(
+        library="diffusers",
+        class_name="H3Transformer3DModel",
+        stack="blocks",
+        layers=60,
+        total_bytes=int(61.73 * GIB),
+        fixed_bytes=GIB,
+    ),
+    "video_vae": Part(
+        library="diffusers",
+        class_name="H3VideoVAE",
+        stack="decoder.up_blocks",
+        layers=4,
+        total_bytes=2 * GIB,
+        fixed_bytes=GIB,
+    ),
+    "audio_vae": Part(
+        library="diffusers",
+        class_name="H3AudioVAE",
+        stack="decoder.blocks",
+        layers=4,
+        total_bytes=GIB // 2,
+        fixed_bytes=GIB // 4,
+    ),
+}
+"""An H3-sized pipeline. The encoder's and the transformer's totals are published figures; layer counts, fixed parts and
+both VAEs are assumptions, chosen to be of the usual order."""
+
+
+def video_pipeline(folder: Path, *, shard_bytes: int = 5 * GIB) -> None:
+    """Write that pipeline as a diffusers folder of sparse, sharded checkpoints with a fixed modification time."""
+    scheduler = ["diffusers", "FlowMatchEulerDiscreteScheduler"]
+    index: dict[str, object] = {"_class_name": "H3Pipeline", "scheduler": scheduler}
+    (folder / "scheduler").mkdir(parents=True)
+    for name, part in VIDEO_PIPELINE.items():
+        index[name] = [part.library, part.class_name]
+        (folder / name).mkdir()
+        key = "architectures" if part.library == "transformers" else "_class_name"
+        config = {key: [part.class_name] if key == "architectures" else part.class_name}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        _write_shards(folder / name, _tensors(part), shard_bytes)
+    (folder / "model_index.json").write_text(json.dumps(index))
+    for file in folder.rglob("*.safetensors"):
+        os.utime(file, (MODIFIED_S, MODIFIED_S))
+
+
+def _tensors(part: Part) -> list[tuple[str, int]]:
+    """Names and bytes: four tensors a layer, and one for the fixed part."""
+    layer = (part.total_bytes - part.fixed_bytes) // part.layers // 512 * 512
+    weights = ("attn.qkv", "attn.out", "mlp.up", "mlp.down")
+    tensors = [
+        (f"{part.stack}.{number}.{weight}.weight", layer // 4) for number in range(part.layers) for weight in weights
+    ]
+    return [*tensors, ("embed.weight", (part.total_bytes - layer * part.layers) // 512 * 512)]
+
+
+def _write_shards(folder: Path, tensors: list[tuple[str, int]], shard_bytes: int) -> None:
+    shards: list[list[tuple[str, int]]] = [[]]
+    for name, count in tensors:
+        if shards[-1] and sum(size for _, size in shards[-1]) + count > shard_bytes:
+            shards.append([])
+        shards[-1].append((name, count))
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_sparse(folder / file, [(name, "BF16", (count // 2,), count) for name, count in shard])
+        weight_map |= {name: file for name, _ in shard}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))

@@ -25,6 +25,11 @@ class Place:
     attribute: str
     name: str
 
+    def get(self) -> torch.Tensor:
+        """What is bound here now."""
+        bound: torch.Tensor = self.table[self.attribute]
+        return bound
+
     def put(self, weight: torch.Tensor) -> None:
         """Bind a weight here. Around `register_parameter`, which would look at a placeholder's data."""
         self.table[self.attribute] = weight

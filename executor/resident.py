@@ -69,7 +69,9 @@ class Resident:
 
         Raises:
             DeviceMemoryError: the device has not enough left; then nothing of the phase is there.
+            ExecutionError: gradients are on, and a weight that leaves again requires one.
         """
+        self._refuse_training(self._held)
         self._users.clear()
         for unit in self._resident_units():
             self._drop(unit)
@@ -102,8 +104,9 @@ class Resident:
         """Have a layer's weights there until `release`, and those after it fetched ahead as the plan says.
 
         Raises:
-            ExecutionError: every slot is in use by another layer.
+            ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
         """
+        self._refuse_training((unit,))
         if id(unit) not in self._slot_of:
             self._fetch_into_slot(unit)
         self._users[id(unit)] = self._users.get(id(unit), 0) + 1
@@ -155,19 +158,31 @@ class Resident:
         in_place = unit.home is Home.mapped and unit.hold is Hold.always
         for stored, weight in weights.items():
             binding = self.bindings[stored]
-            guarded = MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, requires_grad=False)
-            _assign(binding, guarded)
+            _assign(binding, MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, False))
 
     def _unbind(self, unit: Unit) -> None:
         for stored, weight in unit.source.items():
             binding = self.bindings[stored]
             _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
 
+    def _refuse_training(self, units: Iterable[Unit]) -> None:
+        """Gradients of a weight that is about to leave would be lost without a word."""
+        if torch.is_grad_enabled():
+            for name in (name for unit in units for name in unit.source):
+                if self.bindings[name].places[0].get().requires_grad:
+                    raise ExecutionError(
+                        f"component '{self.name}': weight '{self.bindings[name].name}' requires a gradient, "
+                        "and does not stay on its device to keep it",
+                        hint="run under torch.no_grad(), or call requires_grad_(False) on the module",
+                    )
+
     def _note_peak(self) -> None:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
 
 
 def _assign(binding: Binding, weight: torch.Tensor) -> None:
+    """Bind everywhere. Whether it requires a gradient is kept: on the CPU torch chooses kernels by that."""
+    weight.requires_grad_(binding.places[0].get().requires_grad)
     for place in binding.places:
         place.put(weight)
 

@@ -95,12 +95,12 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _find(folder: Path) -> Path:
-    """The one file that stands for the folder: a library's own name first, an index before a single file."""
+    """The one file that stands for the folder. A library's own name comes first, and what stands beside it is spare."""
     found = {file.name: file for file in weight_files(folder)}
     for stem in _STEMS:
-        for name in (stem + _INDEX_SUFFIX, stem + ".safetensors"):
-            if name in found:
-                return found[name]
+        # One of both is stale, and the libraries do not agree which they take.
+        if own := [found[name] for name in (stem + _INDEX_SUFFIX, stem + ".safetensors") if name in found]:
+            return _only(folder, own)
     indexes = [file for name, file in found.items() if name.endswith(_INDEX_SUFFIX)]
     wholes = [file for name, file in found.items() if not _SHARD.fullmatch(name) and file not in indexes]
     sharded = {
@@ -109,11 +109,8 @@ def _find(folder: Path) -> Path:
         if (shard := _SHARD.fullmatch(name))
     }
     for candidates in (indexes, wholes + sorted(sharded.values())):
-        if len(candidates) == 1:
-            return candidates[0]
         if candidates:
-            names = ", ".join(file.name for file in candidates)
-            raise CheckpointError(f"{folder}: more than one checkpoint: {names}", hint="give the file that you mean")
+            return _only(folder, candidates)
     pickled = pickled_files(folder)
     raise CheckpointError(
         f"{folder}: no safetensors file in it" + (f", only {pickled[0].name}" if pickled else ""),
@@ -121,6 +118,13 @@ def _find(folder: Path) -> Path:
         if pickled
         else "give the folder that holds the weights, or a pipeline folder with model_index.json",
     )
+
+
+def _only(folder: Path, candidates: list[Path]) -> Path:
+    if len(candidates) > 1:
+        names = ", ".join(file.name for file in candidates)
+        raise CheckpointError(f"{folder}: more than one checkpoint: {names}", hint="give the file that you mean")
+    return candidates[0]
 
 
 def _shards_of(path: Path) -> list[Path]:

@@ -6,6 +6,7 @@ tensors' `data_offsets` cover completely, in some order, without overlap.
 
 import hashlib
 import os
+import stat
 import struct
 from dataclasses import dataclass, field
 from io import FileIO
@@ -26,6 +27,9 @@ DTYPE_BITS = {
 
 PACK_ALIGNMENT = 64
 """Each tensor of a packed unit begins at a multiple of this many bytes: a cache line, and torch's own alignment."""
+
+# A pipe with nobody at its other end would be waited for; Windows has no such pipes, and text files.
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _MAX_HEADER_BYTES = 100_000_000  # The format's own cap.
 _NOT_SAFETENSORS = "this is not a complete safetensors file: download or save it again"
@@ -77,8 +81,10 @@ def read_header(path: Path) -> Header:
         CheckpointError: the file cannot be opened, is truncated, or breaks a rule of the format.
     """
     try:
-        with path.open("rb", buffering=0) as file:
+        with FileIO(os.open(path, _OPEN_FLAGS)) as file:
             facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise CheckpointError(f"{path}: not a regular file", hint="give a safetensors file")
             raw = _raw_header(path, file, facts.st_size)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}", hint="give a safetensors file that can be read") from None
@@ -131,7 +137,7 @@ def _decode(path: Path, raw: bytes) -> tuple[dict[str, TensorEntry], dict[str, s
         raise CheckpointError(f"{path}: the header is not a JSON object: {error}", hint=_NOT_SAFETENSORS) from None
     name = "__metadata__"
     try:
-        metadata = msgspec.json.decode(parts.pop(name, msgspec.Raw(b"{}")), type=dict[str, str])
+        metadata = msgspec.json.decode(parts.pop(name, msgspec.Raw(b"{}")), type=dict[str, str] | None) or {}
         entries: dict[str, TensorEntry] = {}
         for name, part in parts.items():
             entries[name] = _entry_decoder.decode(part)

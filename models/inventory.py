@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..plans.errors import CheckpointError
 from ..plans.pipeline import Activations, Checkpoint, Component, File, LayerSize, Stack
 from .checkpoint import CheckpointFacts
 from .headers import packed_bytes
@@ -43,7 +44,16 @@ def component_of(
 
 
 def checkpoint_of(facts: CheckpointFacts, model_root: Path) -> Checkpoint:
-    """The identity of the files, with paths that hold wherever the model's folder stands."""
+    """The identity of the files, with paths that hold wherever the model's folder stands.
+
+    Raises:
+        CheckpointError: a file's name is no text, so that no document can carry it.
+    """
+    for file in facts.files:
+        try:
+            str(file.path.relative_to(model_root)).encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(f"{file.path!r}: the name is not UTF-8", hint="rename the file") from None
     return Checkpoint(
         root=facts.root.relative_to(model_root).as_posix(),
         files=tuple(

@@ -57,6 +57,7 @@ def read_pipeline(
         InputError: `passes` or `activation_bytes` name no component of the pipeline, or give no possible number.
     """
     passes, activation_bytes = passes or {}, activation_bytes or {}
+    path = path.parent if path.name == "model_index.json" else path
     sources, notes = _sources(path)
     names = [source.name for source in sources]
     _check_given("passes", passes, names, least=1)
@@ -81,8 +82,14 @@ def read_pipeline(
                 activations=_activations(activation_bytes.get(name)),
             )
         )
-    pipeline_name = path.resolve().name if path.is_dir() else path.stem
-    return Pipeline(name=pipeline_name, components=tuple(components), edges=edges, notes=tuple(notes))
+    return Pipeline(name=_name(path), components=tuple(components), edges=edges, notes=tuple(notes))
+
+
+def _name(path: Path) -> str:
+    """The folder's name, or a whole file's; a shard and an index are called after their folder."""
+    whole = path.is_file() and path.name.endswith(".safetensors") and "-of-" not in path.name
+    name = path.stem if whole else (path if path.is_dir() else path.parent).resolve().name
+    return name.encode(errors="replace").decode()
 
 
 def _activations(peak_bytes: int | None) -> Activations:
@@ -166,7 +173,8 @@ def _diffusers_sources(root: Path) -> tuple[list[_Source], list[str]]:
                 f"{root / 'model_index.json'}: component '{name}' has no folder {folder}",
                 hint="download the rest of the pipeline",
             )
-        if weight_files(folder) or pickled_files(folder):
+        # A model's folder has config.json; tokenizers and schedulers have files of other names, and no weights.
+        if weight_files(folder) or pickled_files(folder) or (folder / "config.json").is_file():
             library, class_name = entry
             sources.append(_Source(name=name, library=library, class_name=class_name, facts=read_checkpoint(folder)))
         else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, PlainSerializer
 
@@ -11,6 +11,14 @@ class Record(BaseModel):
     """A frozen record. Sequences are tuples, choices are enums, units stand in the names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Nothing in a record changes, so it serves as its own copy."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A record travels between processes as its JSON; read-only mappings have no other way."""
+        return type(self).model_validate_json, (self.model_dump_json(),)
 
 
 _V = TypeVar("_V")

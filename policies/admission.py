@@ -92,11 +92,17 @@ def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[
     """Every rule in force that some place breaks.
 
     Raises:
-        InputError: the policy names a rule that does not exist, or has an override that matches nothing.
+        InputError: the policy names a rule that does not exist, or leaves one out, or has an override that matches
+            nothing.
     """
     for rule in policy.rules:
         if rule not in RULES:
             raise InputError(f"there is no rule '{rule}'", hint=f"rules are {', '.join(RULES)}")
+    for rule in RULES:
+        if rule not in policy.rules:
+            raise InputError(
+                f"the policy leaves out the rule '{rule}', without which no plan is sound", hint="add it to its rules"
+            )
     wishes = resolve_overrides(policy, pipeline)
     places = sorted(_places(pipeline, machine, wishes), key=lambda place: place.subject)
     return tuple(

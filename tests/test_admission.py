@@ -123,10 +123,14 @@ class TestRules:
             ("home-is-honoured", "vae"),
         ]
 
-    def test_a_rule_that_is_not_in_force_breaks_nothing(self) -> None:
-        wish = Override(select="vae", home=Home.mapped, hold=Hold.always)
-        rules = tuple(rule for rule in load_preset("auto").rules if rule != "hold-suits-home")
-        fits(plan_of(LARGE, VAE, policy=policy_of("auto", wish, rules=rules)))
+    @pytest.mark.parametrize("rule", load_preset("auto").rules)
+    def test_a_policy_cannot_leave_a_rule_out(self, rule: str) -> None:
+        rules = tuple(other for other in load_preset("auto").rules if other != rule)
+        with pytest.raises(InputError) as caught:
+            plan_of(LARGE, VAE, policy=policy_of("auto", rules=rules))
+        assert str(caught.value) == (
+            f"the policy leaves out the rule '{rule}', without which no plan is sound\nhint: add it to its rules"
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)

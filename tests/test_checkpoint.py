@@ -141,6 +141,14 @@ class TestNotFound:
 
 
 class TestAmbiguous:
+    def test_a_file_and_an_index_of_the_same_name(self, tmp_path: Path) -> None:
+        write_safetensors(tmp_path / "model.safetensors", A)
+        write_sharded(tmp_path, [A, B])
+        assert refused(tmp_path) == (
+            f"{tmp_path}: more than one checkpoint: model.safetensors.index.json, model.safetensors",
+            NAME_IT,
+        )
+
     def test_two_files(self, tmp_path: Path) -> None:
         write_safetensors(tmp_path / "y.safetensors", A)
         write_safetensors(tmp_path / "x.safetensors", A)

@@ -256,6 +256,20 @@ def test_deleting_a_pipeline_frees_it_without_garbage_collection(checkpoint: Pat
         gc.enable()
 
 
+def test_training_through_weights_that_leave_is_refused_and_not_silently_without_gradients(checkpoint: Path) -> None:
+    pipeline = load(streaming(checkpoint), checkpoint, Tower)
+    with torch.enable_grad(), pytest.raises(ExecutionError) as caught:
+        output(pipeline)
+    assert str(caught.value) == (
+        "component 'model': weight 'blocks.0.blocks.0.bias' requires a gradient, "
+        "and does not stay on its device to keep it\n"
+        "hint: run under torch.no_grad(), or call requires_grad_(False) on the module"
+    )
+    pipeline["model"].requires_grad_(requires_grad=False)
+    with torch.enable_grad():
+        assert torch.equal(output(pipeline), expected())
+
+
 def test_a_changed_checkpoint_is_not_loaded(checkpoint: Path) -> None:
     plan = plan_for(checkpoint, machine(0))
     save(build(lambda: Tower(words=12)), checkpoint)

@@ -199,6 +199,11 @@ class TestCannotOpen:
         expected = told(f"{tmp_path}: Is a directory", "give a safetensors file that can be read")
         assert refusal(lambda: read_header(tmp_path), CheckpointError) == expected
 
+    def test_a_pipe_is_refused_and_not_waited_for(self, file: Path) -> None:
+        os.mkfifo(file)
+        expected = told(f"{file}: not a regular file", "give a safetensors file")
+        assert refusal(lambda: read_header(file), CheckpointError) == expected
+
 
 def test_a_shape_of_very_many_extents_is_soon_refused(file: Path) -> None:
     raw = header_json({"a": entry("U8", [2**63 - 1] * 200_000, 0, 1)})

@@ -132,8 +132,26 @@ class TestDiffusers:
             "without weights, so not placed: scheduler, tokenizer",
         )
 
+    def test_the_index_stands_for_its_folder(self, tmp_path: Path) -> None:
+        write_diffusers(tmp_path, {"unet": T, "vae": T})
+        assert read_pipeline(tmp_path / "model_index.json", workload=STATED) == read_pipeline(tmp_path, workload=STATED)
+
+
+@pytest.mark.parametrize("path", ["m/model.safetensors.index.json", "m/model-00001-of-00002.safetensors", "m"])
+def test_shards_are_called_after_their_folder(tmp_path: Path, path: str) -> None:
+    write_sharded(tmp_path / "m", [T, {"other.weight": ("F32", (2, 2))}])
+    assert read_pipeline(tmp_path / path, workload=STATED).name == "m"
+
 
 class TestRefused:
+    def test_a_model_without_its_weights(self, tmp_path: Path) -> None:
+        write_diffusers(tmp_path, {"unet": T}, without_weights=("vae",))
+        write_json(tmp_path / "vae" / "config.json", {"_class_name": "AutoencoderKL"})
+        assert self.refused(tmp_path) == (
+            f"{tmp_path / 'vae'}: no safetensors file in it",
+            "give the folder that holds the weights, or a pipeline folder with model_index.json",
+        )
+
     def refused(self, path: Path) -> tuple[str, str | None]:
         return refusal(lambda: read_pipeline(path, workload=STATED), CheckpointError)
 

@@ -1,0 +1,83 @@
+"""The example plans under plans/examples, and the dry runs of them in the documentation.
+
+`make plans` writes them again; a test compares.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from placewise.models.pipeline import read_pipeline
+from placewise.planner.accelerators import given_accelerator, given_host
+from placewise.planner.compile import compile_plan
+from placewise.plans.codec import plan_to_json
+from placewise.plans.document import Plan
+from placewise.plans.machine import Machine
+from placewise.plans.pipeline import Workload
+from placewise.plans.text import print_plan
+from placewise.plans.units import GIB
+from placewise.policies.presets import load_preset
+from rich.console import Console
+
+from ..benchmarks.checkpoints import video_pipeline
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PLANS = REPOSITORY / "plans" / "examples"
+DRY_RUNS = REPOSITORY / "docs" / "dry-runs"
+
+WORKLOAD = Workload(height=768, width=1344, frames=124, steps=50)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One machine for the H3-sized pipeline."""
+
+    name: str
+    host_bytes: int
+    device: str | None
+    device_bytes: int = 0
+    policy: str = "auto"
+
+
+EXAMPLES = (
+    Example(name="h3-12gib-device-32gib-host", host_bytes=32 * GIB, device="cuda:0", device_bytes=12 * GIB),
+    Example(name="h3-24gib-device-64gib-host", host_bytes=64 * GIB, device="cuda:0", device_bytes=24 * GIB),
+    Example(name="h3-80gib-device-256gib-host", host_bytes=256 * GIB, device="cuda:0", device_bytes=80 * GIB),
+    Example(name="h3-unified-64gib", host_bytes=64 * GIB, device="mps:0", device_bytes=48 * GIB),
+    Example(name="h3-cpu-32gib", host_bytes=32 * GIB, device=None),
+    Example(name="h3-4gib-device-refused", host_bytes=32 * GIB, device="cuda:0", device_bytes=4 * GIB),
+)
+
+
+def example_plans() -> Iterator[tuple[Example, Plan]]:
+    """Every example, planned anew on sparse files."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "h3"
+        video_pipeline(root)
+        pipeline = read_pipeline(root, workload=WORKLOAD)
+        for example in EXAMPLES:
+            accelerators = (given_accelerator(example.device, example.device_bytes),) if example.device else ()
+            machine = Machine(host=given_host(example.host_bytes), accelerators=accelerators)
+            yield example, compile_plan(pipeline, machine, load_preset(example.policy), WORKLOAD, version="0.1.0")
+
+
+def dry_run(plan: Plan) -> str:
+    """What the command line prints for a plan."""
+    text = StringIO()
+    print_plan(plan, Console(file=text, width=120, highlight=False))
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def main() -> None:
+    """Write all files again."""
+    for folder in (PLANS, DRY_RUNS):
+        folder.mkdir(exist_ok=True)
+    for example, plan in example_plans():
+        (PLANS / f"{example.name}.json").write_text(plan_to_json(plan))
+        (DRY_RUNS / f"{example.name}.txt").write_text(dry_run(plan))
+
+
+if __name__ == "__main__":
+    main()
