@@ -92,14 +92,14 @@ def _run(run: Run) -> str:
 
 
 def way_of(placement: Placement, segment: Segment) -> str:
-    """The familiar name of a home and hold, with the slots of layerwise offload."""
+    """The familiar name of a home and hold, with the slots of layerwise offload; each is as large as a layer."""
     if segment.hold == "always":
         return "resident" if segment.home == "device" else "mapped in place"
     if segment.hold == "phase" or placement.staging is None:
         return "component offload"
     staging = placement.staging
     ahead = f", {staging.prefetch_layers} ahead" if staging.prefetch_layers else ""
-    return f"layerwise offload, {_count(staging.slots, 'slot')} of {format_bytes(staging.slot_bytes)}{ahead}"
+    return f"layerwise offload, {_count(staging.slots, 'slot')}{ahead}"
 
 
 def _peaks(plan: Plan) -> Table:
