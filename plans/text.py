@@ -64,7 +64,7 @@ def _inventory(pipeline: Pipeline) -> Table:
 
 
 def _placements(plan: Plan) -> Table:
-    table = _table("component", "part", "size", "home", "hold", "computes on", "which is", right=("size",))
+    table = _table("component", "part", "size", "home", "hold", "on", "which is", right=("size",))
     for placement in plan.placements:
         for segment in placement.segments:
             table.add_row(

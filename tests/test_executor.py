@@ -154,6 +154,22 @@ def test_what_a_forward_writes_to_a_buffer_survives_release(checkpoint: Path) ->
     assert [int(block.get_buffer("calls").cpu()) for block in blocks] == [3] * 4
 
 
+def test_a_buffer_that_layers_share_stays_one_and_stays_there(tmp_path: Path) -> None:
+    def make() -> Tower:
+        tower = Tower()
+        table = tower.blocks[0].get_buffer("table")
+        for block in tower.blocks:
+            block._buffers["table"] = table  # pyright: ignore[reportPrivateUsage]
+        return tower
+
+    path = save(build(make), tmp_path / "model.safetensors")
+    pipeline = load(streaming(path), path, make)
+    tables = [block.get_buffer("table") for block in pipeline["model"].get_submodule("blocks").children()]
+    assert all(table is tables[0] for table in tables)
+    assert torch.equal(output(pipeline), build(make)(IDS))
+    assert tables[0].device == torch.device(SIM)
+
+
 def test_the_device_of_a_module_is_where_it_computes_wherever_its_weights_rest(checkpoint: Path) -> None:
     for home in (Home.pageable, Home.mapped):
         pipeline = load(streaming(checkpoint, home=home), checkpoint, Tower)
