@@ -1,0 +1,59 @@
+"""Rates that were measured on one machine: what the planner's time model needs. Never used for another machine."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from .record import Record
+
+
+class ReadMode(StrEnum):
+    """How a file is read: through the page cache, around it, or by touching the pages of a mapping."""
+
+    buffered = "buffered"
+    direct = "direct"
+    faults = "faults"
+
+
+class DiskRate(Record):
+    """Cold reads of one file system. `depth` is how many reads of `chunk_bytes` are under way at once."""
+
+    mode: ReadMode
+    chunk_bytes: PositiveInt
+    depth: PositiveInt
+    bytes_per_s: PositiveFloat
+
+
+class LinkRate(Record):
+    """Copies from a host home to a device, with the weights already in memory."""
+
+    device: str
+    source: Literal["pageable", "pinned", "mapped"]
+    bytes_per_s: PositiveFloat
+
+
+class ComputeRate(Record):
+    """Matrix products on a device, by the file format's dtype names (`F32`, `BF16`)."""
+
+    device: str
+    dtype: str
+    flops_per_s: PositiveFloat
+
+
+class Calibration(Record):
+    """All rates of one machine, with the day they were measured and the machine's fingerprint.
+
+    `given` marks rates that were stated for a machine that is not here. Rates that were not measured are absent, and
+    what depends on them is unknown. `pin_s_per_gib` is null without pinned memory.
+    """
+
+    measured_at: str
+    fingerprint: str
+    given: bool = False
+    memory_copy_bytes_per_s: PositiveFloat | None = None
+    disks: tuple[DiskRate, ...] = ()
+    links: tuple[LinkRate, ...] = ()
+    compute: tuple[ComputeRate, ...] = ()
+    pin_s_per_gib: NonNegativeFloat | None = None
+    notes: tuple[str, ...] = ()
