@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from .plans.errors import DriftError, InputError, PlacewiseError, RefusedError
-from .plans.units import parse_bytes
+from .plans.units import parse_bytes, parse_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,57 @@ class Size(click.ParamType[int]):
 _SIZE = Size()
 
 
+def _planning_options(command: "Callable[..., None]") -> "Callable[..., None]":
+    """The options that say what to plan, for which machine, and how."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Rate(click.ParamType[int]):
+    """A number of bytes per second such as `2.5GB/s`."""
+
+    name = "rate"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the rate; anything else is a usage error."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_rate(value)
+        except InputError as error:
+            self.fail(f"{error.message}; {error.hint}", param, ctx)
+
+
+_RATE = Rate()
+_OPTIONS = (
+    click.option("--policy", default="auto", show_default=True, help="A preset, or a policy's JSON file."),
+    click.option("--reserve", type=_SIZE, help="Host memory to keep free, instead of the policy's."),
+    click.option(
+        "--override",
+        multiple=True,
+        metavar="PART:KEY=VALUE,...",
+        help="Such as transformer.blocks:home=mapped or vae:compute_device=cpu.",
+    ),
+    click.option("--machine", "facts", type=_PATH, help="Facts of another machine, from `facts --json`."),
+    click.option("--host-memory", type=_SIZE, help="Available host memory of a machine that is not here."),
+    click.option("--device-memory", type=_SIZE, help="Free memory of an accelerator that is not here."),
+    click.option("--device", help="Its name  [default: cuda:0]; sim:0 is simulated, cpu means none."),
+    click.option("--disk", "disk_rate", type=_RATE, help="Cold read rate of a disk that is not here: 2GB/s."),
+    click.option("--link", "link_rate", type=_RATE, help="Copy rate to an accelerator that is not here: 12GB/s."),
+    click.option("--steps", type=click.IntRange(0), help="Sampling steps of a request."),
+    click.option("--tokens", type=click.IntRange(1), help="Tokens that a request generates."),
+    click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size of a request."),
+    click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes on this host."),
+    click.option("--height", type=click.IntRange(1), help="Height in pixels."),
+    click.option("--width", type=click.IntRange(1), help="Width in pixels."),
+    click.option("--frames", type=click.IntRange(1), help="Frames of video."),
+    click.option("--passes", multiple=True, metavar="COMPONENT=N", help="Forwards per request."),
+    click.option("--activations", multiple=True, metavar="COMPONENT=SIZE", help="Peak activation memory of a pass."),
+    click.option("--trace", is_flag=True, help="Trace activations and FLOPs; takes seconds, and imports torch."),
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="placewise")
 def cli() -> None:
@@ -63,9 +114,12 @@ def cli() -> None:
 @click.argument("model", type=_PATH, required=False)
 def facts(model: Path | None, as_json: bool) -> None:
     """Measure this machine: host memory, accelerators, and the disk that holds MODEL."""
+    from .options import with_calibration
     from .planner.facts import measure_machine
 
     machine = measure_machine(model)
+    if model is not None:
+        machine = with_calibration(machine, model)
     if as_json:
         click.echo(machine.model_dump_json(indent=2))
     else:
@@ -95,57 +149,73 @@ def inspect(path: Path, as_json: bool) -> None:
 @click.argument("path", type=_PATH)
 @click.option("-o", "--output", type=_PATH, help="Write the plan to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON instead of text.")
-@click.option("--policy", "policy_name", default="auto", show_default=True, help="A preset, or a policy's JSON file.")
-@click.option("--reserve", type=_SIZE, help="Host memory to keep free, instead of the policy's.")
-@click.option("--override", "overrides", multiple=True, metavar="PART:KEY=VALUE,...",
-              help="Such as transformer.blocks:home=mapped or vae:compute_device=cpu.")  # fmt: skip
-@click.option("--machine", "machine_file", type=_PATH, help="Facts of another machine, from `facts --json`.")
-@click.option("--host-memory", type=_SIZE, help="Available host memory of a machine that is not here.")
-@click.option("--device-memory", type=_SIZE, help="Free memory of an accelerator that is not here.")
-@click.option("--device", help="That accelerator's name [default: cuda:0]; sim:0 is simulated; cpu means none.")
-@click.option("--steps", type=click.IntRange(0), help="Sampling steps of a request.")
-@click.option("--tokens", type=click.IntRange(1), help="Tokens that a request generates.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size of a request.")
-@click.option("--height", type=click.IntRange(1), help="Height in pixels.")
-@click.option("--width", type=click.IntRange(1), help="Width in pixels.")
-@click.option("--frames", type=click.IntRange(1), help="Frames of video.")
-@click.option("--passes", "passes", multiple=True, metavar="COMPONENT=N", help="Forwards per request.")
-@click.option("--activations", multiple=True, metavar="COMPONENT=SIZE", help="Peak activation memory of one pass.")
-def plan(
-    path: Path,
-    output: Path | None,
-    as_json: bool,
-    policy_name: str,
-    reserve: int | None,
-    overrides: tuple[str, ...],
-    machine_file: Path | None,
-    host_memory: int | None,
-    device_memory: int | None,
-    device: str | None,
-    passes: tuple[str, ...],
-    activations: tuple[str, ...],
-    **workload: int | None,
-) -> None:
+@_planning_options
+def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: object) -> None:
     """Plan the model at PATH and print the plan. Nothing is loaded.
 
     PATH is a safetensors file, or the folder of one, of a transformers model or of a diffusers pipeline.
     """
     from . import api, options
+    from .planner.compile import compile_plan
     from .plans.codec import plan_to_json
 
-    counts = options.pairs_of(passes, "--passes")
-    sizes = options.pairs_of(activations, "--activations")
-    made = api.plan(
-        path,
-        machine=options.machine_of(path, machine_file, host_memory, device_memory, device),
-        policy=options.policy_of(policy_name, reserve, overrides),
-        workload=options.workload_of(workload),
-        passes={name: options.whole_number(count, "--passes") for name, count in counts.items()},
-        activation_bytes={name: parse_bytes(size) for name, size in sizes.items()},
-    )
+    asked = options.request_of(path, trace=_say if trace else None, given=given)
+    made = compile_plan(asked.pipeline, asked.machine, asked.policy, asked.workload, version=api.version())
     if output is not None:
         options.write_whole(output, plan_to_json(made))
     _show(made, as_json=as_json)
+
+
+@cli.command()
+@click.argument("path", type=_PATH)
+@click.option("-o", "--output", type=_PATH, help="Draw the picture to this .png or .svg file.")
+@click.option("--points", type=click.IntRange(2, 64), default=8, show_default=True, help="Device sizes to plan for.")
+@_planning_options
+def frontier(path: Path, output: Path | None, points: int, trace: bool, **given: object) -> None:
+    """Print what memory buys: the cost of a request over device and host memory, up to the machine's own."""
+    from . import api, options
+    from .planner.frontier import frontier as sweep
+    from .planner.frontier import grid_size
+    from .planner.text import draw_frontier, print_frontier
+
+    asked = options.request_of(path, trace=_say if trace else None, given=given)
+    bar = _bar("planning", grid_size(asked.machine, points))
+    found = sweep(
+        asked.pipeline,
+        asked.machine,
+        asked.policy,
+        asked.workload,
+        steps=points,
+        version=api.version(),
+        progress=bar,
+    )
+    print_frontier(found, _stdout())
+    if output is not None:
+        draw_frontier(found, output, title=asked.pipeline.name)
+        _say(f"drawn to {output}")
+
+
+@cli.command()
+@click.argument("model", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print the rates as JSON.")
+def calibrate(model: Path, as_json: bool) -> None:
+    """Measure this machine's rates in some seconds: the disk that holds MODEL, memory, links, compute.
+
+    They are kept for later plans on this machine, and for this disk.
+    """
+    from .planner.accelerators import measure_accelerators
+    from .planner.calibrate import calibrate as measure
+    from .planner.calibration_cache import save_calibration
+    from .plans.calibration_text import print_calibration
+
+    bar = _part_bar()
+    found = measure(model, measure_accelerators(), progress=bar)
+    file = save_calibration(found)
+    if as_json:
+        click.echo(found.model_dump_json(indent=2))
+    else:
+        print_calibration(found, _stdout())
+    _say(f"kept in {file}")
 
 
 @cli.command()
@@ -156,6 +226,31 @@ def show(plan_file: Path, as_json: bool) -> None:
     from .plans.codec import read_plan
 
     _show(read_plan(plan_file), as_json=as_json)
+
+
+@cli.command()
+@click.argument("plan_file", metavar="PLAN", type=_PATH)
+def explain(plan_file: Path) -> None:
+    """Print a plan with its reasons, and what more of each axis would buy: by planning again with 1 GiB more of it."""
+    from .planner.text import print_worths
+    from .planner.worth import worths
+    from .plans.codec import read_plan
+
+    made = read_plan(plan_file)
+    _show(made, as_json=False)
+    print_worths(worths(made), _stdout())
+
+
+@cli.command()
+@click.argument("before", type=_PATH)
+@click.argument("after", type=_PATH)
+def diff(before: Path, after: Path) -> None:
+    """Print what moved from plan BEFORE to plan AFTER, what that changes, and what changed beneath."""
+    from .plans.codec import read_plan
+    from .plans.diff import diff_plans
+    from .plans.diff_text import print_difference
+
+    print_difference(diff_plans(read_plan(before), read_plan(after)), _stdout())
 
 
 @cli.command()
@@ -179,7 +274,7 @@ def check(plan_file: Path, model: Path, as_json: bool) -> None:
             click.echo(f"{change.fact}: planned {change.planned}, now {change.now}")
     if changes:
         raise DriftError(f"{plan_file}: {len(changes)} facts have changed", hint="plan again with `placewise plan`")
-    click.echo(f"{plan_file}: all facts hold", err=True)
+    _say(f"{plan_file}: all facts hold")
 
 
 @cli.command()
@@ -247,22 +342,40 @@ def _stdout() -> "Console":
 
 
 def _bar(label: str, total: int) -> "Callable[[int], None]":
-    """A progress bar on stderr that counts bytes; nothing where stderr is no terminal."""
+    """A progress bar on stderr that counts to `total`; nothing where stderr is no terminal."""
+    done = 0
+    tell = _part_bar()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        tell(label, done / total if total else 1.0)
+
+    return advance
+
+
+def _part_bar() -> "Callable[[str, float], None]":
+    """A progress bar on stderr that hears a label and which part is done; nothing where stderr is no terminal."""
     if not sys.stderr.isatty():
-        return lambda _: None
+        return lambda _, __: None
     from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 
     bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task(label, total=total)
+    task = bar.add_task("", total=1.0)
     bar.start()
 
-    def advance(count: int) -> None:
-        bar.advance(task, count)
-        if bar.finished:
+    def tell(label: str, part: float) -> None:
+        bar.update(task, description=label, completed=part)
+        if part >= 1.0:
             bar.stop()
 
-    return advance
+    return tell
+
+
+def _say(text: str) -> None:
+    """A line on stderr."""
+    click.echo(text, err=True)
 
 
 def _fail(error: PlacewiseError, code: int) -> NoReturn:

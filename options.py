@@ -1,42 +1,90 @@
-"""What the command line's options mean: a machine, a policy, a workload, pairs."""
+"""What the command line's options mean: a machine, a policy, a workload, and together a request for a plan."""
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from .models.pipeline import read_pipeline
 from .planner.accelerators import given_accelerator, given_host, with_given
+from .planner.calibrate import given_calibration
+from .planner.calibration_cache import fingerprint_of, load_calibration
 from .planner.facts import measure_machine, read_machine
 from .plans.codec import explain_validation, read_file
 from .plans.errors import InputError
 from .plans.machine import Accelerator, Machine
-from .plans.pipeline import Workload
+from .plans.pipeline import Pipeline, Workload
 from .plans.policy import Override, Policy
+from .plans.units import parse_bytes
 from .policies.presets import PRESETS, load_preset, policy_from_json
 
 CPU = "cpu"
 
 
-def machine_of(
-    model: Path, facts: Path | None, host_memory: int | None, device_memory: int | None, device: str | None
-) -> Machine:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOptions:
+    """The options that say for which machine a plan is; null is not given."""
+
+    facts: Path | None
+    host_memory: int | None
+    device_memory: int | None
+    device: str | None
+    disk_rate: int | None
+    link_rate: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that a plan is made from."""
+
+    pipeline: Pipeline
+    machine: Machine
+    policy: Policy
+    workload: Workload
+
+
+def machine_of(model: Path, options: MachineOptions) -> Machine:
     """The machine to plan for: measured here, read from facts, or with parts of it given.
+
+    A calibration is taken along where it is of the very machine: one that was measured here and described by no option,
+    or the one in the facts.
 
     Raises:
         InputError: the options contradict each other, or the facts cannot be read.
     """
-    if device == CPU and device_memory is not None:
+    device, memory = options.device, options.device_memory
+    if device == CPU and memory is not None:
         raise InputError("--device cpu has no --device-memory", hint="give --host-memory")
-    if device not in (None, CPU) and device_memory is None:
+    if device not in (None, CPU) and memory is None:
         raise InputError(f"--device {device} goes with --device-memory", hint="say how much memory is free there")
     given: tuple[Accelerator, ...] | None = () if device == CPU else None
-    if device_memory is not None:
-        given = (given_accelerator(_indexed(device or "cuda:0"), device_memory),)
-    machine = read_machine(facts) if facts is not None else measure_machine(model, accelerators=given is None)
-    host = None if host_memory is None else given_host(host_memory)
-    return with_given(machine, host=host, accelerators=given)
+    if memory is not None:
+        given = (given_accelerator(_indexed(device or "cuda:0"), memory),)
+    if options.facts is not None:
+        machine = read_machine(options.facts)
+    else:
+        machine = measure_machine(model, accelerators=given is None)
+    host = None if options.host_memory is None else given_host(options.host_memory)
+    described = with_given(machine, host=host, accelerators=given)
+    if options.disk_rate is not None or options.link_rate is not None:
+        link_to = described.accelerators[0].device if described.accelerators else None
+        rates = given_calibration(
+            disk_bytes_per_s=options.disk_rate, link_bytes_per_s=options.link_rate, device=link_to
+        )
+        return described.model_copy(update={"calibration": rates})
+    if host is not None or memory is not None:
+        return described.model_copy(update={"calibration": None})
+    return described if options.facts is not None else with_calibration(described, model)
+
+
+def with_calibration(machine: Machine, model: Path) -> Machine:
+    """The machine, measured here, with its calibration if there is one for it and the model's disk."""
+    if not model.exists():
+        return machine
+    return machine.model_copy(update={"calibration": load_calibration(fingerprint_of(machine, model))})
 
 
 def policy_of(name: str, reserve: int | None, overrides: tuple[str, ...]) -> Policy:
@@ -54,9 +102,48 @@ def policy_of(name: str, reserve: int | None, overrides: tuple[str, ...]) -> Pol
     return policy.model_copy(update={**changes, "overrides": (*policy.overrides, *parsed)})
 
 
-def workload_of(options: Mapping[str, int | None]) -> Workload:
-    """The workload that was stated; what was not is null."""
-    return Workload(**{name: value for name, value in options.items() if value is not None})
+def request_of(path: Path, *, trace: Callable[[str], None] | None, given: Mapping[str, object]) -> Request:
+    """Everything that a plan needs, from the options that `planning_options` defines.
+
+    Args:
+        path: the model.
+        trace: told each component before its activations are traced; null does not trace.
+        given: the options by name.
+
+    Raises:
+        InputError: an option does not read as what it is, or contradicts another.
+    """
+    counts = pairs_of(_texts(given["passes"]), "--passes")
+    sizes = pairs_of(_texts(given["activations"]), "--activations")
+    workload = Workload.model_validate({name: given[name] for name in _WORKLOAD if given[name] is not None})
+    pipeline = read_pipeline(
+        path,
+        workload=workload,
+        passes={name: whole_number(count, "--passes") for name, count in counts.items()},
+        activation_bytes={name: parse_bytes(size) for name, size in sizes.items()},
+    )
+    if trace is not None:
+        from .planner.trace import trace_pipeline
+
+        root = path if path.is_dir() else path.parent
+        pipeline = trace_pipeline(pipeline, root, workload, trace)
+    options = MachineOptions(**{name: given[name] for name in MachineOptions.__slots__})  # type: ignore[arg-type]
+    reserve = given["reserve"]
+    assert reserve is None or isinstance(reserve, int)
+    return Request(
+        pipeline=pipeline,
+        machine=machine_of(path, options),
+        policy=policy_of(str(given["policy"]), reserve, _texts(given["override"])),
+        workload=workload,
+    )
+
+
+_WORKLOAD = ("steps", "tokens", "batch", "ranks", "height", "width", "frames")
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    assert isinstance(value, tuple)
+    return tuple(str(text) for text in value)
 
 
 def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:

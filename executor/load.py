@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..models.build import build_module
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
 from ..plans.errors import DriftError, RefusedError
 from ..plans.pipeline import Component
-from .build import build_module
 from .component import LoadedComponent, load_component
 from .dtypes import torch_layout
 from .machine import Machine

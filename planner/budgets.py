@@ -15,26 +15,29 @@ def axis_of(device: str, machine: Machine) -> str:
     return HOST
 
 
-def budgets_of(machine: Machine, policy: Policy) -> dict[str, Budget]:
-    """The budget of every axis: the host's, and one per device with memory of its own."""
+def budgets_of(machine: Machine, policy: Policy, *, ranks: int = 1) -> dict[str, Budget]:
+    """The budget of every axis: the host's, and one per device with memory of its own.
+
+    Ranks on one host share it: what is usable is divided among their hard bytes. Mapped pages are shared as they are.
+    """
     host = machine.host.available
     available = host.value if isinstance(host, Measured) else None
     for accelerator in machine.accelerators:
         # One pool, two figures for it: the smaller one is safe.
         if accelerator.memory is MemoryKind.unified and isinstance(accelerator.free, Measured):
             available = min(available, accelerator.free.value) if available is not None else accelerator.free.value
-    budgets = {HOST: _budget(HOST, available, policy)}
+    budgets = {HOST: _budget(HOST, available, policy, ranks)}
     for accelerator in machine.accelerators:
         if accelerator.memory is MemoryKind.separate:
             free = accelerator.free.value if isinstance(accelerator.free, Measured) else None
-            budgets[accelerator.device] = _budget(accelerator.device, free, policy)
+            budgets[accelerator.device] = _budget(accelerator.device, free, policy, 1)
     return budgets
 
 
-def usable_bytes(axis: str, available: int, policy: Policy) -> int:
-    """The most that may be spent. On the host a copy of `available - reserve` bytes does not fit: one less does."""
+def usable_bytes(axis: str, available: int, policy: Policy, ranks: int = 1) -> int:
+    """The most that one rank may spend. A host copy of `available - reserve` bytes does not fit: one byte less does."""
     reserve = reserve_bytes(axis, available, policy)
-    return max(0, available - reserve - (1 if axis == HOST else 0))
+    return max(0, available - reserve - (1 if axis == HOST else 0)) // (ranks if axis == HOST else 1)
 
 
 def reserve_bytes(axis: str, available: int, policy: Policy) -> int:
@@ -44,25 +47,25 @@ def reserve_bytes(axis: str, available: int, policy: Policy) -> int:
     return min(policy.device_reserve_bytes, available * policy.device_reserve_max_percent // 100)
 
 
-def available_for(axis: str, need: int, policy: Policy) -> int:
-    """The least available bytes of an axis with which `need` bytes may be spent."""
+def available_for(axis: str, need: int, policy: Policy, ranks: int = 1) -> int:
+    """The least available bytes of an axis with which each rank may spend `need` bytes."""
     if need == 0:
         return 0
     reserve = policy.reserve_bytes if axis == HOST else policy.device_reserve_bytes
-    low, high = need, need + reserve + 1
+    low, high = need, need * ranks + reserve + 1
     while low < high:
         middle = (low + high) // 2
-        if usable_bytes(axis, middle, policy) >= need:
+        if usable_bytes(axis, middle, policy, ranks) >= need:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _budget(axis: str, available: int | None, policy: Policy) -> Budget:
+def _budget(axis: str, available: int | None, policy: Policy, ranks: int) -> Budget:
     return Budget(
         axis=axis,
         available_bytes=available,
         reserve_bytes=0 if available is None else reserve_bytes(axis, available, policy),
-        usable_bytes=0 if available is None else usable_bytes(axis, available, policy),
+        usable_bytes=0 if available is None else usable_bytes(axis, available, policy, ranks),
     )

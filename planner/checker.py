@@ -132,4 +132,4 @@ def _phase_bytes(placement: Placement, plan: Plan) -> int:
     slots = placement.staging.slots * placement.staging.slot_bytes if placement.staging else 0
     component = next(part for part in plan.pipeline.components if part.name == placement.component)
     activations = component.activations
-    return held + slots + (activations.peak_bytes if activations.kind == "given" else 0)
+    return held + slots + (0 if activations.kind == "unknown" else activations.peak_bytes)

@@ -4,7 +4,7 @@ from ..models.dataflow import phase_order
 from ..plans.codec import made_by, seal
 from ..plans.document import FORMAT_VERSION, Change, Confidence, Fits, Plan, Refused, Short, Verdict
 from ..plans.machine import Machine
-from ..plans.pipeline import Pipeline, UnknownActivations, Workload
+from ..plans.pipeline import Pipeline, UnknownActivations, Workload, known_peak_bytes
 from ..plans.policy import Policy
 from ..policies.admission import broken_rules
 from ..policies.selectors import resolve_overrides
@@ -12,8 +12,9 @@ from .budgets import available_for, budgets_of
 from .checker import check_plan
 from .draft import Ledger, draft_of, ledger_of
 from .explain import decisions_of
-from .greedy import place
 from .outcome import margins, phases_of, placement_of
+from .rates import rates_of
+from .search import Found, search
 
 
 def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload: Workload, *, version: str) -> Plan:
@@ -33,17 +34,22 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
         InputError: the data flow has a cycle, an override matches nothing, or the policy names an unknown rule.
     """
     pipeline, policy = _in_phase_order(pipeline), _in_order(policy)
-    budgets = budgets_of(machine, policy)
+    budgets = budgets_of(machine, policy, ranks=workload.ranks)
     wishes = resolve_overrides(policy, pipeline)
     broken = broken_rules(pipeline, machine, policy)
-    drafts = () if broken else tuple(draft_of(component, machine, wishes) for component in pipeline.components)
-    ledger = ledger_of(drafts, budgets)
-    short = place(ledger, policy)
-    fits = not broken and not short
+    placed = () if broken else pipeline.components
+
+    def fresh() -> Ledger:
+        return ledger_of(tuple(draft_of(component, machine, wishes) for component in placed), budgets)
+
+    devices = {draft.compute_device for draft in fresh().drafts}
+    found = search(fresh, {device: rates_of(machine.calibration, device) for device in devices}, policy)
+    ledger, drafts = found.ledger, found.ledger.drafts
+    fits = not broken and not found.short
     verdict: Verdict = (
-        Fits(confidence=_confidence(pipeline), margin_bytes=margins(ledger))
+        Fits(confidence=_confidence(pipeline, found), margin_bytes=margins(ledger))
         if fits
-        else Refused(short=short, broken=broken, nearest=_nearest(short, policy))
+        else Refused(short=found.short, broken=broken, nearest=_nearest(found.short, policy, workload.ranks))
     )
     plan = seal(
         Plan(
@@ -57,9 +63,9 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
             policy=policy,
             budgets=tuple(budget for _, budget in sorted(budgets.items())),
             placements=tuple(map(placement_of, drafts)) if fits else (),
-            phases=phases_of(drafts, ledger) if fits else (),
-            decisions=decisions_of(drafts, ledger, policy) if fits else (),
-            notes=_notes(pipeline, machine, ledger),
+            phases=phases_of(ledger, found.costs) if fits else (),
+            decisions=decisions_of(found, policy) if fits else (),
+            notes=_notes(pipeline, machine, found),
         )
     )
     check_plan(plan)
@@ -87,28 +93,37 @@ def _in_order(policy: Policy) -> Policy:
     return policy.model_copy(update={"overrides": tuple(overrides)})
 
 
-def _confidence(pipeline: Pipeline) -> Confidence:
-    unknown = any(isinstance(component.activations, UnknownActivations) for component in pipeline.components)
-    return Confidence.activations_unknown if unknown else Confidence.bytes_only
+def _confidence(pipeline: Pipeline, found: Found) -> Confidence:
+    if any(known_peak_bytes(component.activations) is None for component in pipeline.components):
+        return Confidence.activations_unknown
+    return Confidence.calibrated if found.timed else Confidence.bytes_only
 
 
-def _nearest(short: tuple[Short, ...], policy: Policy) -> tuple[Change, ...]:
+def _nearest(short: tuple[Short, ...], policy: Policy, ranks: int) -> tuple[Change, ...]:
     return tuple(
-        Change(axis=cause.axis, to_available_bytes=available_for(cause.axis, cause.need_bytes, policy))
+        Change(axis=cause.axis, to_available_bytes=available_for(cause.axis, cause.need_bytes, policy, ranks))
         for cause in short
     )
 
 
-def _notes(pipeline: Pipeline, machine: Machine, ledger: Ledger) -> tuple[str, ...]:
+def _notes(pipeline: Pipeline, machine: Machine, found: Found) -> tuple[str, ...]:
     """What a reader should know that no decision says: what was assumed, and what was not measured."""
-    unknown = [
-        component.name for component in pipeline.components if isinstance(component.activations, UnknownActivations)
-    ]
+    unknown = {
+        component.name: component.activations.why
+        for component in pipeline.components
+        if isinstance(component.activations, UnknownActivations)
+    }
     notes = [*pipeline.notes, *machine.host.notes]
     if unknown:
         notes.append(f"activation memory is not known for {', '.join(unknown)}: only the reserve covers it")
-    for axis, budget in sorted(ledger.budgets.items()):
+    notes += [f"{name}: activations not traced: {why}" for name, why in unknown.items() if why is not None]
+    for axis, budget in sorted(found.ledger.budgets.items()):
         if budget.available_bytes is None:
             notes.append(f"the memory of {axis} was not measured: nothing is spent there")
-    notes.append("not calibrated: seconds are unknown, and bytes decide")
+    if not found.timed:
+        notes.append("not calibrated: seconds are unknown, and bytes decide")
+    elif not all(costs.compute_known for costs in found.costs.values()):
+        notes.append("compute time is not known: the plan minimises the time of moving weights")
+    if found.chosen is not None and not found.proven:
+        notes.append("too many kinds of layers for an exact solution: the placement is greedy, and fits")
     return tuple(notes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..plans.document import Budget
 from ..plans.machine import Machine, MemoryKind
-from ..plans.pipeline import Component, GivenActivations
+from ..plans.pipeline import Component, known_peak_bytes
 from ..plans.policy import Hold, Home
 from ..policies.admission import CPU, default_device
 from ..policies.selectors import Wish, Wishes
@@ -53,10 +53,12 @@ class Draft:
 
         Unknown activations are covered by the reserve, and the verdict says so.
         """
-        activations = self.component.activations
-        known = activations.peak_bytes if isinstance(activations, GivenActivations) else 0
         slots = self.slots * self.slot_bytes if self.streamed else 0
-        return self.held_bytes + slots + known
+        return self.held_bytes + slots + self.activation_bytes()
+
+    def activation_bytes(self) -> int:
+        """Known activation bytes of one pass; zero where unknown: the reserve covers them, and the verdict says so."""
+        return known_peak_bytes(self.component.activations) or 0
 
     def rests_on(self, unit: Unit) -> str | None:
         """The axis that bears a unit for good; none bears what stays mapped."""

@@ -10,11 +10,47 @@ from ..policies.selectors import Wish
 from .budgets import HOST
 from .draft import Draft, Ledger
 from .outcome import placement_of
+from .search import Candidate, Found
 
 
-def decisions_of(drafts: Sequence[Draft], ledger: Ledger, policy: Policy) -> tuple[Decision, ...]:
-    """One decision per segment, and one per component whose layers pass through slots."""
-    return tuple(decision for draft in drafts for decision in _component(draft, ledger, policy))
+def decisions_of(found: Found, policy: Policy) -> tuple[Decision, ...]:
+    """One for the placement as a whole, one per segment, and one per component whose layers pass through slots."""
+    ledger = found.ledger
+    parts = (decision for draft in ledger.drafts for decision in _component(draft, ledger, policy))
+    return (*_whole(found), *parts)
+
+
+def _whole(found: Found) -> Iterator[Decision]:
+    """Which placement was taken, and by how much it beats the others on the same schedule."""
+    if found.chosen is None:
+        return
+    yield Decision(
+        rule="least-seconds" if found.timed else "least-bytes-moved",
+        subject="request",
+        choice=found.chosen.name,
+        because=_cost(found.chosen, found) | {"proven_optimal": int(found.proven)},
+        rejected=tuple(
+            Rejected(choice=other.name, why=_why(other, found), predicted_seconds=_seconds(other, found))
+            for other in found.others
+        ),
+    )
+
+
+def _cost(candidate: Candidate, found: Found) -> dict[str, int | None]:
+    return {"microseconds": round(candidate.cost * 1e6)} if found.timed else {"moved_bytes": round(candidate.cost)}
+
+
+def _seconds(candidate: Candidate, found: Found) -> float | None:
+    return round(candidate.cost, 6) if found.timed else None
+
+
+def _why(other: Candidate, found: Found) -> str:
+    assert found.chosen is not None
+    more = other.cost - found.chosen.cost
+    if more <= found.chosen.cost * 1e-9:
+        return "costs the same, and takes no less memory" if more > -1e-9 else "does not cost less"
+    times = f", {other.cost / found.chosen.cost:.2f} times as much" if found.chosen.cost else ""
+    return (f"{more:.3f} s more" if found.timed else f"{format_bytes(round(more))} more are moved") + times
 
 
 def _component(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[Decision]:

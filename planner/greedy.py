@@ -1,11 +1,7 @@
-"""The first planner: greedy, with backfill. It never exceeds a budget; it does not claim the optimum.
+"""Placements without search: what one streamed pass needs, and four simple ways to spend the rest.
 
-Its passes, in this order, each leaving every axis within its budget:
-
-1. what the overrides ask and what one streamed pass needs, which decides whether the plan is refused;
-2. layers of components that run more than once are held for their phase;
-3. weights get a home on the device for good, those that save most traffic per byte first;
-4. weights at home on the host are copied off the mapping, those that are read most first.
+The greedy one, with backfill, is the plan where there are too many kinds of layers for an exact solution. The others
+are what runtimes do today; the planner compares itself with them on the same schedule, and the plan says by how much.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +12,43 @@ from .budgets import HOST
 from .draft import Draft, Ledger, Unit
 
 
-def place(ledger: Ledger, policy: Policy) -> tuple[Short, ...]:
-    """Decide home, hold and slots of every unit, in place. Returns every axis that is short; then only pass 1 ran."""
+def start(ledger: Ledger, policy: Policy) -> tuple[Short, ...]:
+    """Grant slots to what the overrides and one streamed pass need. Returns every axis that is short even so."""
     for draft in ledger.drafts:
         _grant_slots(draft, ledger, policy)
-    if short := _short(ledger):
-        return short
+    return _short(ledger)
+
+
+def fill(ledger: Ledger, policy: Policy) -> None:
+    """Greedy with backfill: hold for the phase, hold always, copy to the host; what saves most per byte comes first."""
     if policy.residency is Residency.fill:
         _hold_for_phases(ledger)
         _hold_always(ledger)
-    if policy.copies is Copies.when_they_fit:
-        _copy_to_host(ledger)
-    return ()
+    copy_to_host(ledger, policy)
+
+
+def fill_prefix(ledger: Ledger, policy: Policy) -> None:
+    """In the order of components and layers, until the first that does not fit: what a device map does."""
+    if policy.residency is Residency.fill:
+        for draft in _on_devices(ledger):
+            for unit in draft.units:
+                if not (_is_free(unit) and unit.wish.home is None and unit.packed):
+                    continue
+                if not _hold_if_it_fits((unit,), draft, ledger, Hold.always):
+                    break
+            draft.fit_slots()
+    copy_to_host(ledger, policy)
+
+
+def offload_components(ledger: Ledger, policy: Policy) -> None:
+    """Each component is on the device as a whole in its phase; one that does not fit there is streamed by layers."""
+    if policy.residency is Residency.fill:
+        for draft in _on_devices(ledger):
+            layers = [unit for unit in draft.units if _is_free(unit) and unit.hold is Hold.layer]
+            if layers:
+                _hold_if_it_fits(layers, draft, ledger, Hold.phase)
+            draft.fit_slots()
+    copy_to_host(ledger, policy)
 
 
 def _grant_slots(draft: Draft, ledger: Ledger, policy: Policy) -> None:
@@ -69,8 +90,10 @@ def _hold_always(ledger: Ledger) -> None:
             _take(units, draft, ledger, Hold.always)
 
 
-def _copy_to_host(ledger: Ledger) -> None:
+def copy_to_host(ledger: Ledger, policy: Policy) -> None:
     """Copy what is read most. With unified memory a host copy and the device's would be twice the same pool."""
+    if policy.copies is Copies.never:
+        return
     wanted = [
         (draft, unit)
         for draft in ledger.drafts

@@ -1,10 +1,13 @@
 """From the finished draft to the plan's placements and predicted phases."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 
 from ..plans.document import Phase, Placement, Predicted, Reader, Segment, Staging
 from ..plans.pipeline import Run
 from ..plans.policy import Hold, Home
+from .budgets import HOST
+from .costs import Costs, is_cached, reads_in_request, run_phase
 from .draft import Draft, Ledger, Unit
 
 PAGE_CACHE = "page_cache"
@@ -63,12 +66,12 @@ def runs_of(numbers: Iterable[int]) -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def phases_of(drafts: Sequence[Draft], ledger: Ledger) -> tuple[Phase, ...]:
-    """What each component's phase is predicted to cost. Seconds are not known without calibration."""
-    return tuple(_phase(draft, ledger) for draft in drafts)
+def phases_of(ledger: Ledger, costs: dict[str, Costs]) -> tuple[Phase, ...]:
+    """What each component's phase is predicted to cost, by the simulated schedule. Null where rates are not known."""
+    return tuple(_phase(draft, ledger, costs[draft.component.name]) for draft in ledger.drafts)
 
 
-def _phase(draft: Draft, ledger: Ledger) -> Phase:
+def _phase(draft: Draft, ledger: Ledger, costs: Costs) -> Phase:
     peaks: dict[str, int | None] = {
         axis: always + (draft.phase_bytes() if axis == draft.axis else 0) for axis, always in ledger.always.items()
     }
@@ -78,14 +81,31 @@ def _phase(draft: Draft, ledger: Ledger) -> Phase:
         if budget.available_bytes is not None
     }
     peaks[PAGE_CACHE] = sum(unit.bytes for unit in draft.units if unit.home is Home.mapped)
+    cached = is_cached(draft, ledger)
+    known = costs.timed and costs.compute_known
+    schedule = run_phase(draft, costs, cached=cached) if known else None
+    transfer = run_phase(draft, replace(costs, compute=0.0), cached=cached) if costs.timed else None
     return Phase(
         component=draft.component.name,
         passes=draft.component.passes,
         predicted=Predicted(
-            seconds=None, stall_s=None, disk_bytes=None, link_bytes=_link_bytes(draft), peak_bytes=peaks
+            seconds=None if schedule is None else round(schedule.seconds, 6),
+            transfer_s=None if transfer is None else round(transfer.seconds, 6),
+            stall_s=None if schedule is None else round(schedule.stall_s, 6),
+            disk_bytes=_disk_bytes(draft, ledger, cached=cached),
+            link_bytes=_link_bytes(draft),
+            peak_bytes=peaks,
         ),
         binding=min(left, key=lambda axis: (left[axis], axis), default=None),
     )
+
+
+def _disk_bytes(draft: Draft, ledger: Ledger, *, cached: bool) -> int | None:
+    """Bytes that one request reads from the disk at most, when nothing is cached before; null on an unmeasured host."""
+    if ledger.budgets[HOST].available_bytes is None:
+        return None
+    mapped = [unit for unit in draft.units if unit.home is Home.mapped]
+    return sum(unit.bytes * (1 if cached else reads_in_request(draft, unit.home, unit.hold)) for unit in mapped)
 
 
 def _link_bytes(draft: Draft) -> int:

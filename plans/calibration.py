@@ -17,12 +17,16 @@ class ReadMode(StrEnum):
 
 
 class DiskRate(Record):
-    """Cold reads of one file system. `depth` is how many reads of `chunk_bytes` are under way at once."""
+    """Cold reads of one file system. `depth` is how many reads of `chunk_bytes` are under way at once.
+
+    `cpu_s_per_gib` is the processor time that they cost, which compute on the CPU then lacks.
+    """
 
     mode: ReadMode
     chunk_bytes: PositiveInt
     depth: PositiveInt
     bytes_per_s: PositiveFloat
+    cpu_s_per_gib: NonNegativeFloat | None = None
 
 
 class LinkRate(Record):

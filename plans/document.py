@@ -25,6 +25,7 @@ class MadeBy(Record):
 class Confidence(StrEnum):
     """What the verdict rests on. `activations-unknown` is covered by the device reserve alone."""
 
+    calibrated = "calibrated"
     bytes_only = "bytes-only"
     activations_unknown = "activations-unknown"
 
@@ -115,9 +116,13 @@ class Placement(Record):
 
 
 class Predicted(Record):
-    """What one phase is predicted to cost. Null is not known, and is never zero."""
+    """What one phase is predicted to cost. Null is not known, and is never zero.
+
+    `transfer_s` are the seconds that moving weights takes, were the compute to take none.
+    """
 
     seconds: float | None
+    transfer_s: float | None
     stall_s: float | None
     disk_bytes: NonNegativeInt | None
     link_bytes: NonNegativeInt | None

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from .calibration import Calibration
 from .record import Record
 
 
@@ -115,6 +116,7 @@ class Machine(Record):
     host: Host
     accelerators: tuple[Accelerator, ...] = ()
     disk: Disk | None = None
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _checked(self) -> Self:

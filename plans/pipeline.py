@@ -79,9 +79,13 @@ class Stack(Record):
 
 
 class UnknownActivations(Record):
-    """Nobody measured them. Lowers the verdict's confidence; is never read as zero."""
+    """Nobody measured them. Lowers the verdict's confidence; is never read as zero.
+
+    `why` says what kept them from being traced; absent where nobody tried.
+    """
 
     kind: Literal["unknown"] = "unknown"
+    why: str | None = Field(default=None, exclude_if=lambda why: why is None)
 
 
 class GivenActivations(Record):
@@ -91,7 +95,33 @@ class GivenActivations(Record):
     peak_bytes: NonNegativeInt
 
 
-Activations = Annotated[UnknownActivations | GivenActivations, Field(discriminator="kind")]
+class StackFlops(Record):
+    """Floating point operations of all layers of one stack in one pass."""
+
+    stack: str
+    flops: NonNegativeInt
+
+
+class TracedActivations(Record):
+    """Counted in one pass on tensors without data, at the workload's shapes.
+
+    `peak_bytes` is the most that is alive at once: inputs, outputs and all between them, parameters and buffers
+    excluded, and without the scratch memory inside kernels. `flops` counts matrix products, convolutions and
+    attention, a multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
+    """
+
+    kind: Literal["traced"] = "traced"
+    peak_bytes: NonNegativeInt
+    flops: NonNegativeInt
+    layer_flops: tuple[StackFlops, ...] = ()
+
+
+Activations = Annotated[UnknownActivations | GivenActivations | TracedActivations, Field(discriminator="kind")]
+
+
+def known_peak_bytes(activations: Activations) -> int | None:
+    """The peak of live activation bytes of one pass; null where nobody knows it."""
+    return None if isinstance(activations, UnknownActivations) else activations.peak_bytes
 
 
 class Component(Record):
@@ -136,9 +166,10 @@ class Pipeline(Record):
 
 
 class Workload(Record):
-    """What one request asks. Null is not stated."""
+    """What one request asks. Null is not stated. `ranks` is how many processes on this host run the pipeline."""
 
     batch: PositiveInt = 1
+    ranks: PositiveInt = 1
     steps: NonNegativeInt | None = None
     tokens: PositiveInt | None = None
     height: PositiveInt | None = None

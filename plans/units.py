@@ -21,6 +21,7 @@ _FACTOR = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_PER_SECOND = re.compile(r"\s*/\s*s\s*$")
 _SIZE = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-zA-Z]*)\s*")
 
 
@@ -36,6 +37,20 @@ def parse_bytes(text: str) -> int:
         raise InputError(f"'{text}' is not a size", hint="write a number with a unit, such as 12GiB, 512MiB or 2GB")
     # A float would read 1.001kB as 1000 bytes.
     return int(Fraction(match[1]) * factor)
+
+
+def parse_rate(text: str) -> int:
+    """Read `2.5GB/s`, `3 GiB/s` or, without the seconds, `512MiB` as bytes per second.
+
+    Raises:
+        InputError: for anything else; bits among it.
+    """
+    size = _PER_SECOND.sub("", text)
+    try:
+        return parse_bytes(size)
+    except InputError:
+        hint = "write a number with a unit, such as 2.5GB/s or 900MiB/s"
+        raise InputError(f"'{text}' is not a rate", hint=hint) from None
 
 
 def format_bytes(count: int) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from placewise.executor.build import parameters_on_meta
 from placewise.executor.load import LoadedPipeline, load_plan
+from placewise.models.build import parameters_on_meta
 from placewise.models.pipeline import read_pipeline
 from placewise.planner.accelerators import given_accelerator, given_host
 from placewise.planner.compile import compile_plan

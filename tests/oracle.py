@@ -143,4 +143,4 @@ def _slots(placement: Placement) -> int:
 
 def _activations(plan: Plan, component: str) -> int:
     (found,) = [part.activations for part in plan.pipeline.components if part.name == component]
-    return found.peak_bytes if found.kind == "given" else 0
+    return 0 if found.kind == "unknown" else found.peak_bytes

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from placewise.plans.errors import InputError
-from placewise.plans.units import GIB, KIB, MIB, format_bytes, parse_bytes
+from placewise.plans.units import GIB, KIB, MIB, format_bytes, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -107,3 +107,28 @@ def test_whole_sizes_are_exact(number: int, unit: str) -> None:
 @given(st.integers(0, 1 << 50))
 def test_what_is_written_is_read_back_to_half_a_hundredth(count: int) -> None:
     assert abs(parse_bytes(format_bytes(count)) - count) <= count * 0.005
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("2.5GB/s", 2_500_000_000),
+        ("3 GiB/s", 3 * GIB),
+        ("900MiB", 900 * MIB),
+        ("12 / s", 12),
+        (" 1kB /s\n", 1000),
+    ],
+)
+def test_rates_as_people_write_them(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/s", "GB/s", "-1GB/s", "1GB/h", "1GB/S", "1GB/s/s", "1Gbit/s", "1GBps", "1 GB s"]
+)
+def test_anything_else_is_no_rate(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_rate(text)
+    assert str(caught.value) == (
+        f"'{text}' is not a rate\nhint: write a number with a unit, such as 2.5GB/s or 900MiB/s"
+    )

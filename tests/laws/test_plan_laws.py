@@ -125,6 +125,7 @@ def test_i3_segments_add_up_to_the_checkpoint(plan: Plan) -> None:
 def test_every_segment_has_a_decision(plan: Plan) -> None:
     """With the numbers that decided, and an alternative wherever weights are not always where they are used."""
     decisions = iter(plan.decisions)
+    assert next(decisions).subject == "request"
     for placement in plan.placements:
         for segment in placement.segments:
             decision = next(decisions)

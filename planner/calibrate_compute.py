@@ -1,0 +1,194 @@
+"""Copies and matrix products, timed with torch, which is imported only when something is measured."""
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..plans.calibration import ComputeRate, LinkRate
+from ..plans.machine import Accelerator
+from ..plans.units import GIB
+from .effort import Effort
+
+if TYPE_CHECKING:
+    import torch
+
+CPU = "cpu"
+
+_SIMULATED = "sim"
+_SMALLEST_MATMUL = 256
+_STEADY_PART = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The links of the accelerators that are here. `pin_s_per_gib` is None where no memory could be pinned."""
+
+    rates: tuple[LinkRate, ...] = ()
+    pin_s_per_gib: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """Matrix products by device and dtype. What a device cannot multiply is in the notes."""
+
+    rates: tuple[ComputeRate, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def measure_copy(effort: Effort) -> float:
+    """Bytes per second of a copy from memory to memory, by torch where it is installed."""
+    count = effort.copy_bytes
+    try:
+        import torch
+    except ImportError:
+        source, target = memoryview(bytes(count)), memoryview(bytearray(count))
+
+        def copy() -> None:
+            target[:] = source
+    else:
+        from_, to = torch.ones(count, dtype=torch.uint8), torch.ones(count, dtype=torch.uint8)
+
+        def copy() -> None:
+            to.copy_(from_)
+
+    return count / _best_s(copy, effort.repeats)
+
+
+def here(accelerators: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:
+    """Those that torch can use in this process: not the simulated ones, and not those of another machine."""
+    real = [each for each in accelerators if each.kind != _SIMULATED]
+    if not real:
+        return ()
+    import torch
+
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if current is None:
+        return ()
+    names = {f"{current.type}:{index}" for index in range(torch.accelerator.device_count())}
+    return tuple(each for each in real if each.device in names)
+
+
+def measure_links(accelerators: tuple[Accelerator, ...], file: Path | None, effort: Effort) -> Links:
+    """Copies to each accelerator from pageable, pinned and mapped memory, all of it touched before.
+
+    Args:
+        accelerators: devices that are here; each needs `effort.copy_bytes` free.
+        file: what is mapped for the mapped copies; without it there are none.
+        effort: how much is copied, and how often.
+    """
+    rates: list[LinkRate] = []
+    notes: list[str] = []
+    pinning: list[float] = []
+    for accelerator in accelerators:
+        try:
+            # One at a time, so that what was measured before an error stays.
+            for link in _links_of(accelerator, file, effort, pinning):
+                rates.append(link)
+        except RuntimeError as error:
+            notes.append(f"{accelerator.device}: not all copies could be measured: {_first_line(error)}")
+    return Links(rates=tuple(rates), pin_s_per_gib=min(pinning, default=None), notes=tuple(notes))
+
+
+def measure_products(devices: tuple[str, ...], effort: Effort) -> Products:
+    """Square matrix products in F32, BF16 and F16 on each device; the best of a few.
+
+    The size is the largest that stays below `effort.compute_s`, so that a dtype which the device only emulates does
+    not take minutes.
+    """
+    import torch
+
+    rates: list[ComputeRate] = []
+    notes: list[str] = []
+    for device in devices:
+        for name, dtype in (("F32", torch.float32), ("BF16", torch.bfloat16), ("F16", torch.float16)):
+            try:
+                flops_per_s = _flops_per_s(device, dtype, effort)
+            except (RuntimeError, TypeError) as error:
+                notes.append(f"{device}: no {name} matrix product: {_first_line(error)}")
+            else:
+                rates.append(ComputeRate(device=device, dtype=name, flops_per_s=flops_per_s))
+    return Products(rates=tuple(rates), notes=tuple(notes))
+
+
+def _links_of(accelerator: Accelerator, file: Path | None, effort: Effort, pinning: list[float]) -> Iterator[LinkRate]:
+    import torch
+
+    count = effort.copy_bytes
+    target = torch.empty(count, dtype=torch.uint8, device=accelerator.device)
+
+    def rate(kind: Literal["pageable", "pinned", "mapped"], source: "torch.Tensor") -> LinkRate:
+        into = target[: source.numel()]
+
+        def copy() -> None:
+            into.copy_(source, non_blocking=kind == "pinned")
+            _synchronize(accelerator.device)
+
+        seconds = _best_s(copy, effort.repeats)
+        return LinkRate(device=accelerator.device, source=kind, bytes_per_s=source.numel() / seconds)
+
+    yield rate("pageable", torch.ones(count, dtype=torch.uint8))
+    if file is not None and (length := min(count, file.stat().st_size)) > 0:
+        with file.open("rb") as opened:
+            # A private copy is never written; it only keeps torch from warning of read-only memory.
+            mapping = mmap.mmap(opened.fileno(), length, access=mmap.ACCESS_COPY)
+        # The first copy, which does not count, brings the pages into memory.
+        yield rate("mapped", torch.frombuffer(mapping, dtype=torch.uint8))
+    if accelerator.pinned_memory:
+        # What torch keeps of earlier pinned memory would be handed out at no cost.
+        torch.accelerator.empty_host_cache()
+        begun = time.perf_counter()
+        pinned = torch.empty(count, dtype=torch.uint8, pin_memory=True)
+        pinning.append((time.perf_counter() - begun) * GIB / count)
+        yield rate("pinned", pinned.fill_(1))
+
+
+def _flops_per_s(device: str, dtype: "torch.dtype", effort: Effort) -> float:
+    import torch
+
+    size, largest = _SMALLEST_MATMUL, effort.matmul_size * (1 if device == CPU else 2)
+    best = 0.0
+    while True:
+        left = torch.ones((size, size), dtype=dtype, device=device)
+        right = torch.ones((size, size), dtype=dtype, device=device)
+        out = torch.empty((size, size), dtype=dtype, device=device)
+
+        def multiply(times: int) -> None:
+            for _ in range(times):
+                torch.mm(left, right, out=out)  # noqa: B023 called before the loop goes on
+            _synchronize(device)
+
+        seconds = _best_s(lambda: multiply(1), effort.repeats)
+        # To start a product and to wait for it costs time of its own, which several in a row share.
+        times = max(1, min(64, int(_STEADY_PART * effort.compute_s / seconds)))
+        if times > 1:
+            seconds = _best_s(lambda: multiply(times), effort.repeats) / times  # noqa: B023 called at once
+        best = max(best, 2 * size**3 / seconds)
+        if size * 2 > largest or seconds * 8 > effort.compute_s:
+            return best
+        size *= 2
+
+
+def _best_s(run: Callable[[], None], repeats: int) -> float:
+    """The shortest of a few runs in seconds, after one that does not count."""
+    run()
+    seconds: list[float] = []
+    for _ in range(max(1, repeats)):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    return max(min(seconds), 1e-9)
+
+
+def _synchronize(device: str) -> None:
+    if device != CPU:
+        import torch
+
+        torch.accelerator.synchronize(device)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,152 @@
+"""Cold reads of a file system, timed: through the page cache, around it, and by page faults. Linux only."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from ..plans.calibration import DiskRate, ReadMode
+from ..plans.units import MIB
+from .calibrate_files import Source
+from .effort import Effort
+from .timed_reads import Region, Sample, Way, is_cached, timed_read
+
+_NOTE_CACHED = "the page cache keeps the file (in use, locked, or not yet written back): {mode} reads"
+_NOTE_REFUSED = "the file system refuses O_DIRECT: direct reads"
+_NOTE_SMALL = "the files are small: {mode} reads of large chunks many at a time"
+_NOTE_AGAIN = "the files are small: parts of them were read more than once, which a disk with a cache answers faster"
+_NOTE_SLOW = "the disk is slow: {mode} reads of large chunks many at a time"
+_SMALL_PARTS = 8
+_FOLIO_BYTES = 4 * MIB
+
+
+@dataclass(slots=True, kw_only=True)
+class DiskMeasurement:
+    """All ways of reading some files, measured round by round; no part of a file is read twice while others are left.
+
+    `notes` tell which ways were left out and why, and `rates` what the others gave.
+    """
+
+    files: tuple[Source, ...]
+    effort: Effort
+    faults: bool = True
+    _samples: dict[Way, list[Sample]] = field(default_factory=dict[Way, list[Sample]])
+    _notes: dict[str, None] = field(default_factory=dict[str, None])
+    _file: int = 0
+    _offset: int = 0
+    _again: bool = False
+
+    def ways(self) -> tuple[Way, ...]:
+        """What is measured in one round. The chunk matters little to page faults, so they have one."""
+        chunks, depths = self.effort.chunk_bytes, self.effort.depths
+        reads = [
+            Way(mode=mode, chunk_bytes=chunk, depth=depth)
+            for chunk in chunks
+            for depth in depths
+            for mode in (ReadMode.buffered, ReadMode.direct)
+        ]
+        middle = sorted(chunks)[len(chunks) // 2]
+        touched = [Way(mode=ReadMode.faults, chunk_bytes=middle, depth=depth) for depth in depths]
+        return (*reads, *(touched if self.faults else ()))
+
+    def run(self, progress: Callable[[float], None]) -> None:
+        """Measure until the rounds, the files or the time are spent. `progress` hears which part of it is done."""
+        ways = self.ways()
+        begun = time.perf_counter()
+        for turn in range(self.effort.rounds):
+            if turn > 0 and self._left_bytes() < self._round_bytes():
+                return
+            for index, way in enumerate(ways):
+                if turn > 0 and time.perf_counter() - begun > self.effort.disk_s:
+                    return
+                progress((turn + index / len(ways)) / self.effort.rounds)
+                self._measure(way, self.effort.disk_s / len(ways))
+
+    @property
+    def rates(self) -> tuple[DiskRate, ...]:
+        """The median of each way that could be measured; of two the lower, for disks have bursts."""
+        return tuple(
+            DiskRate(
+                mode=way.mode,
+                chunk_bytes=way.chunk_bytes,
+                depth=way.depth,
+                bytes_per_s=median_low(sample.bytes_per_s for sample in samples),
+                cpu_s_per_gib=median_low(sample.cpu_s_per_gib for sample in samples),
+            )
+            for way, samples in sorted(
+                self._samples.items(), key=lambda each: (each[0].mode, each[0].chunk_bytes, each[0].depth)
+            )
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and what makes a rate doubtful."""
+        left_out = (f"{note} were not measured" for note in self._notes)
+        return (*left_out, *((_NOTE_AGAIN,) if self._again else ()))
+
+    def _round_bytes(self) -> int:
+        return sum(max(self.effort.region_bytes, way.chunk_bytes * way.depth) for way in self.ways())
+
+    def _left_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files[self._file :]) - self._offset
+
+    def _length(self, way: Way) -> int | None:
+        """How much one measurement reads: less where the files hold no whole round; None where it is too much."""
+        total, flying = sum(file.size_bytes for file in self.files), way.chunk_bytes * way.depth
+        if total >= self._round_bytes():
+            return max(self.effort.region_bytes, flying)
+        if flying * _SMALL_PARTS > total:
+            return None
+        return max(flying, min(self.effort.region_bytes, max(self.effort.chunk_bytes)))
+
+    def _measure(self, way: Way, limit_s: float) -> None:
+        flying = way.chunk_bytes * way.depth
+        known = [sample.bytes_per_s for samples in self._samples.values() for sample in samples]
+        if known and flying > max(known) * 2 * limit_s:
+            self._notes[_NOTE_SLOW.format(mode=way.mode)] = None
+            return
+        length = self._length(way)
+        if length is None:
+            self._notes[_NOTE_SMALL.format(mode=way.mode)] = None
+            return
+        region = self._next(length, way.chunk_bytes)
+        descriptor = region.source.direct if way.mode is ReadMode.direct else region.source.buffered
+        if descriptor is None:
+            self._notes[_NOTE_REFUSED] = None
+            return
+        _forget(region)
+        if way.mode is not ReadMode.direct and is_cached(region):
+            self._notes[_NOTE_CACHED.format(mode=way.mode)] = None
+            return
+        try:
+            sample = timed_read(way, region, descriptor, limit_s)
+        except OSError as error:
+            # Some file systems open a file for direct reads and then refuse them.
+            self._samples.pop(way, None)
+            self._notes[f"{error.strerror}: {way.mode} reads"] = None
+        else:
+            self._samples.setdefault(way, []).append(sample)
+
+    def _next(self, length: int, chunk: int) -> Region:
+        """The part of the files after the last one; from the start again where all has been read."""
+        for _ in self.files:
+            source = self.files[self._file]
+            if self._offset + length <= source.size_bytes:
+                break
+            self._file = (self._file + 1) % len(self.files)
+            self._again |= self._file == 0
+            self._offset = 0
+        source = self.files[self._file]
+        # Whole chunks, and at least one: direct reads of a file's ragged end would be refused.
+        fitting = max(chunk, min(length, source.size_bytes) // chunk * chunk)
+        region = Region(source=source, offset=self._offset, length=fitting)
+        self._offset += fitting
+        return region
+
+
+def _forget(region: Region) -> None:
+    """Drop a region from the page cache and a little around it: pages that are cached as one are dropped as one."""
+    start = region.offset // _FOLIO_BYTES * _FOLIO_BYTES
+    end = -(-(region.offset + region.length) // _FOLIO_BYTES) * _FOLIO_BYTES
+    os.posix_fadvise(region.source.buffered, start, end - start, os.POSIX_FADV_DONTNEED)

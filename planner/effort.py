@@ -1,0 +1,40 @@
+"""How much a calibration reads, copies and computes."""
+
+from dataclasses import dataclass
+
+from ..plans.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """Accuracy against seconds; as it stands, some 10 s on a machine with a local disk.
+
+    Attributes:
+        region_bytes: read in one measurement of the disk, or `chunk * depth` where that is more.
+        chunk_bytes: sizes of one read, each a multiple of the page size.
+        depths: how many reads are under way at once.
+        disk_s: after this time no further round of measurements begins. The first one takes at most about this time.
+        rounds: the most rounds; the median of a measurement's rounds counts, of two the lower one.
+        least_file_bytes: smaller files of the checkpoint are not read.
+        temporary_bytes: the size of a file that is written where the checkpoint's own cannot be read.
+        copy_bytes: copied in one measurement of memory or of a link.
+        matmul_size: rows and columns of the largest matrix product on the CPU; accelerators take twice that.
+        compute_s: the longest that a single matrix product is meant to take.
+        repeats: of copies and matrix products, of which the best counts.
+    """
+
+    region_bytes: int = 64 * MIB
+    chunk_bytes: tuple[int, ...] = (1 * MIB, 4 * MIB, 16 * MIB)
+    depths: tuple[int, ...] = (1, 4, 8)
+    disk_s: float = 6.0
+    rounds: int = 3
+    least_file_bytes: int = 256 * MIB
+    temporary_bytes: int = 512 * MIB
+    copy_bytes: int = 256 * MIB
+    matmul_size: int = 2048
+    compute_s: float = 0.2
+    repeats: int = 3
+
+
+USUAL = Effort()
+"""What a calibration takes where nothing else is said."""

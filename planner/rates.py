@@ -1,0 +1,77 @@
+"""The rates that the simulator and the solver reckon with: one device's view of a calibration."""
+
+from dataclasses import dataclass
+
+from ..plans.calibration import Calibration, DiskRate, ReadMode
+
+_SLOWEST_FIRST = (ReadMode.buffered, ReadMode.direct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What moves and computes how fast. None is unknown, and what depends on it is unknown too.
+
+    Attributes:
+        device: the compute device.
+        disk: the fastest way of cold reads into memory, with its mode, chunk and depth.
+        faults: page faults by as few threads as were measured, for a fault stops the thread that computes.
+        link_pageable_bytes_per_s: copies from host memory to the device.
+        link_pinned_bytes_per_s: the same from page-locked memory.
+        link_mapped_bytes_per_s: the same from a mapped file in the page cache; as pageable where not measured.
+        memory_copy_bytes_per_s: copies from host memory to host memory.
+        pin_s_per_gib: what it costs to page-lock memory.
+        flops: operations per second of matrix products, by dtype name.
+    """
+
+    device: str
+    disk: DiskRate | None = None
+    faults: DiskRate | None = None
+    link_pageable_bytes_per_s: float | None = None
+    link_pinned_bytes_per_s: float | None = None
+    link_mapped_bytes_per_s: float | None = None
+    memory_copy_bytes_per_s: float | None = None
+    pin_s_per_gib: float | None = None
+    flops: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def disk_bytes_per_s(self) -> float | None:
+        """Cold reads by the fastest way."""
+        return None if self.disk is None else self.disk.bytes_per_s
+
+    @property
+    def fault_bytes_per_s(self) -> float | None:
+        """Cold reads by touching the pages of a mapping."""
+        return None if self.faults is None else self.faults.bytes_per_s
+
+    def flops_per_s(self, dtype: str) -> float | None:
+        """Operations per second in this dtype, by the file format's name; None where that was not measured."""
+        return dict(self.flops).get(dtype)
+
+
+def rates_of(calibration: Calibration | None, device: str) -> Rates:
+    """The rates for one compute device such as `cuda:0` or `cpu`; all unknown without a calibration.
+
+    Of rates that are equal the one with the smaller chunk and the lower depth counts, so that the result does not
+    depend on the order of the records.
+    """
+    if calibration is None:
+        return Rates(device=device)
+    links = {link.source: link.bytes_per_s for link in calibration.links if link.device == device}
+    reads = [rate for rate in calibration.disks if rate.mode is not ReadMode.faults]
+    faults = [rate for rate in calibration.disks if rate.mode is ReadMode.faults]
+    return Rates(
+        device=device,
+        disk=max(reads, key=_speed, default=None),
+        faults=min(faults, key=lambda rate: (rate.depth, rate.chunk_bytes), default=None),
+        link_pageable_bytes_per_s=links.get("pageable"),
+        link_pinned_bytes_per_s=links.get("pinned"),
+        link_mapped_bytes_per_s=links.get("mapped", links.get("pageable")),
+        memory_copy_bytes_per_s=calibration.memory_copy_bytes_per_s,
+        pin_s_per_gib=calibration.pin_s_per_gib,
+        flops=tuple(sorted((rate.dtype, rate.flops_per_s) for rate in calibration.compute if rate.device == device)),
+    )
+
+
+def _speed(rate: DiskRate) -> tuple[float, int, int, int]:
+    """Direct reads before buffered ones at the same speed: they cost less processor time."""
+    return rate.bytes_per_s, _SLOWEST_FIRST.index(rate.mode), -rate.chunk_bytes, -rate.depth

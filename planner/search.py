@@ -1,0 +1,105 @@
+"""The placement that costs least: the exact optimum beside simple placements, all on the same simulated schedule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..plans.document import Short
+from ..plans.policy import Policy
+from . import greedy
+from .apply import apply_optimum
+from .costs import Costs, costs_of, total_cost
+from .draft import Ledger
+from .rates import Rates
+from .solver import solve
+
+OPTIMUM, GREEDY = "optimum", "greedy-with-backfill"
+
+_MOST_COMPARED_UNITS = 2_000
+"""Beyond this many units the simple placements are not simulated beside the optimum: planning stays under a second."""
+
+_TIE = 1e-9
+"""Costs that differ by less than this share are the same: they are sums of floating-point numbers."""
+
+_SIMPLE: tuple[tuple[str, Callable[[Ledger, Policy], None]], ...] = (
+    (GREEDY, greedy.fill),
+    ("greedy-prefix", greedy.fill_prefix),
+    ("component-offload", greedy.offload_components),
+    ("everything-streamed", greedy.copy_to_host),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to place the pipeline, and its cost: seconds where `timed`, else bytes moved."""
+
+    name: str
+    ledger: Ledger
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The chosen placement, the others, and what was short where there is none.
+
+    `proven` says that nothing cheaper exists, by the solver's account.
+    """
+
+    ledger: Ledger
+    costs: dict[str, Costs]
+    short: tuple[Short, ...] = ()
+    chosen: Candidate | None = None
+    others: tuple[Candidate, ...] = ()
+    proven: bool = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether all costs are seconds."""
+        return bool(self.costs) and all(costs.timed for costs in self.costs.values())
+
+
+def search(make: Callable[[], Ledger], rates: dict[str, Rates | None], policy: Policy) -> Found:
+    """Find the cheapest placement within every budget.
+
+    Args:
+        make: gives a fresh ledger in which only the overrides are spent.
+        rates: by compute device; null where the machine was not calibrated.
+        policy: what is allowed.
+    """
+    ledger = make()
+    costs = _costs(ledger, rates)
+    short = greedy.start(ledger, policy)
+    if short or not ledger.drafts:
+        return Found(ledger=ledger, costs=costs, short=short)
+    optimum = solve(ledger, costs, policy)
+    candidates: list[Candidate] = []
+    if optimum is not None:
+        apply_optimum(optimum, ledger, costs, policy)
+        if not all(cost.timed for cost in costs.values()):
+            # Among very large figures the solver cannot see the last few bytes; a copy that fits is cheaper still.
+            greedy.copy_to_host(ledger, policy)
+        candidates.append(Candidate(name=OPTIMUM, ledger=ledger, cost=total_cost(ledger, costs)))
+    many = sum(len(draft.units) for draft in ledger.drafts) > _MOST_COMPARED_UNITS
+    for name, spend in _SIMPLE:
+        if not (many and (candidates or name != GREEDY)):
+            other = make()
+            greedy.start(other, policy)
+            spend(other, policy)
+            candidates.append(Candidate(name=name, ledger=other, cost=total_cost(other, costs)))
+    # Of equal costs the first: the optimum, which takes the fewest hard bytes for it.
+    chosen = min(candidates, key=lambda each: each.cost * (1 if each.name == OPTIMUM else 1 + _TIE))
+    return Found(
+        ledger=chosen.ledger,
+        costs=costs,
+        chosen=chosen,
+        others=tuple(candidate for candidate in candidates if candidate is not chosen),
+        proven=optimum is not None and optimum.proven,
+    )
+
+
+def _costs(ledger: Ledger, rates: dict[str, Rates | None]) -> dict[str, Costs]:
+    """One currency for all: seconds when every component's rates are known, else bytes for every component."""
+    drafts = ledger.drafts
+    costs = {draft.component.name: costs_of(draft, rates[draft.compute_device]) for draft in drafts}
+    if all(cost.timed for cost in costs.values()):
+        return costs
+    return {draft.component.name: costs_of(draft, None) for draft in drafts}

@@ -1,0 +1,259 @@
+"""The optimum: one small mixed-integer program over all components, phases and axes.
+
+For every class of equal units and every fate it counts how many units have it. Memory rows bound each axis in each
+phase, to the byte: they are scaled by the sizes' greatest common divisor, so that their coefficients are whole. The
+first objective is the request's cost (`costs`), the second the hard bytes that this takes. Which units of a class have
+which fate, and how many slots there are beyond two, is decided afterwards by simulation.
+"""
+
+import math
+from dataclasses import dataclass
+
+from ..plans.policy import Hold, Home, Policy
+from .budgets import HOST
+from .costs import Costs, fate_link, reads_in_request
+from .draft import Draft, Ledger
+from .fates import Fate, UnitClass, classes_of
+from .milp import Program
+
+MOST_CLASSES = 400
+"""With more classes than this the program is no longer small, and the greedy placement stands."""
+
+_SLACK = 1e-9
+"""How much of the first objective, relatively, may be lost to the second: the solver's own tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The counts that were found: by class, how many units have each of its fates; and which drafts have two slots."""
+
+    classes: tuple[UnitClass, ...]
+    counts: tuple[dict[Fate, int], ...]
+    double: dict[str, bool]
+    cost: float
+    proven: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Model:
+    """The program under construction. Variables are numbers; `x[class][fate]` counts units."""
+
+    program: Program
+    classes: tuple[UnitClass, ...]
+    x: list[dict[Fate, int]]
+    double: dict[str, int]
+    slot_bytes: dict[str, dict[int, float]]
+    costs: dict[str, Costs]
+    ledger: Ledger
+    unit_bytes: int
+
+
+def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | None:
+    """The placement of least cost within every budget; null where there are too many classes.
+
+    Args:
+        ledger: drafts as the overrides and one streamed pass leave them, which fits.
+        costs: by component.
+        policy: says which fates are open, and how many slots.
+
+    Raises:
+        SolverError: no placement fits, against what the ledger said.
+    """
+    classes = classes_of(ledger.drafts, policy, ledger.budgets)
+    if len(classes) > MOST_CLASSES:
+        return None
+    model = _set_up(classes, ledger, costs, policy)
+    first_objective = _cost_rows(model)
+    first = model.program.minimise(first_objective)
+    model.program.at_most(first_objective, first.objective * (1 + _SLACK) + _SLACK)
+    second = model.program.minimise(_hard_bytes(model))
+    counts = tuple({fate: second.whole(variable) for fate, variable in row.items()} for row in model.x)
+    return Optimum(
+        classes=classes,
+        counts=counts,
+        double={name: second.whole(variable) == 1 for name, variable in model.double.items()},
+        cost=first.objective,
+        proven=first.optimal and second.optimal,
+    )
+
+
+def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> _Model:
+    program = Program()
+    x = [{fate: program.count(len(each.units)) for fate in each.fates} for each in classes]
+    for each, row in zip(classes, x, strict=True):
+        program.exactly(dict.fromkeys(row.values(), 1.0), len(each.units))
+    sizes = [each.packed for each in classes if each.packed]
+    model = _Model(
+        program=program,
+        classes=classes,
+        x=x,
+        double={},
+        slot_bytes={},
+        costs=costs,
+        ledger=ledger,
+        unit_bytes=math.gcd(*sizes) if sizes else 1,
+    )
+    model.slot_bytes |= {draft.component.name: _slot_rows(model, draft, policy) for draft in ledger.drafts}
+    _memory_rows(model)
+    return model
+
+
+def _slot_rows(model: _Model, draft: Draft, policy: Policy) -> dict[int, float]:
+    """A variable for the bytes of a component's slots, and, where it may choose, whether there are two."""
+    name = draft.component.name
+    streams = [(each, row) for each, row in _of(model, draft) if any(hold is Hold.layer for _, hold in each.fates)]
+    if not streams:
+        return {}
+    room = model.program.amount()
+    chooses = model.costs[name].overlaps and policy.slots > 1
+    if chooses:
+        model.double[name] = model.program.count(1)
+    for each, row in streams:
+        used = model.program.count(1)
+        layered = {row[fate]: 1.0 for fate in each.fates if fate[1] is Hold.layer}
+        model.program.at_most({**layered, used: -float(len(each.units))}, 0)
+        size = each.packed / model.unit_bytes
+        slots = 1 if chooses else max(1, draft.slots)
+        model.program.at_most({used: slots * size, room: -1.0}, 0)
+        if chooses:
+            # Two of this class's size: only when it is streamed and there are two slots.
+            model.program.at_most({used: 2 * size, model.double[name]: 2 * size, room: -1.0}, 2 * size)
+    return {room: 1.0}
+
+
+def _memory_rows(model: _Model) -> None:
+    """Each axis in each phase; and each axis without a phase of its own, for what is always there."""
+    for axis, budget in model.ledger.budgets.items():
+        if budget.available_bytes is None:
+            continue
+        always = _always(model, axis)
+        drafts = [draft for draft in model.ledger.drafts if draft.axis == axis]
+        for draft in drafts:
+            usable = budget.usable_bytes - draft.activation_bytes()
+            model.program.at_most(_sum(always, _in_phase(model, draft)), usable // model.unit_bytes)
+        if not drafts and always:
+            model.program.at_most(always, budget.usable_bytes // model.unit_bytes)
+
+
+def _in_phase(model: _Model, draft: Draft) -> dict[int, float]:
+    """What a component's phase adds on its axis, but for activations, which are the same for every placement."""
+    held = {row[fate]: size for _, row, fate, size in _fates(model, draft) if fate[1] is Hold.phase}
+    return _sum(held, model.slot_bytes[draft.component.name])
+
+
+def _always(model: _Model, axis: str) -> dict[int, float]:
+    """What is on an axis whatever computes: homes on its devices, and on the host every copy."""
+    terms: dict[int, float] = {}
+    for draft in model.ledger.drafts:
+        for _, row, (home, hold), size in _fates(model, draft):
+            if (home is Home.device and draft.axis == axis) or (home is Home.pageable and axis == HOST):
+                terms[row[home, hold]] = size
+    return terms
+
+
+def _cost_rows(model: _Model) -> dict[int, float]:
+    """The request's cost: the sum of the phases' costs, each a variable bounded from below by what it has to do."""
+    objective: dict[int, float] = {}
+    for draft in model.ledger.drafts:
+        costs = model.costs[draft.component.name]
+        phase = model.program.amount()
+        objective[phase] = 1.0
+        layers: dict[int, float] = {}
+        serial: dict[int, float] = {}
+        for each, row, (home, hold), _ in _fates(model, draft):
+            target = layers if hold is Hold.layer else serial
+            target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold)
+        disk = _disk_variable(model, draft, costs)
+        compute = costs.compute * draft.component.passes
+        _phase_rows(model, draft, phase, compute, layers, serial, disk)
+    return objective
+
+
+def _phase_rows(
+    model: _Model,
+    draft: Draft,
+    phase: int,
+    compute: float,
+    layers: dict[int, float],
+    serial: dict[int, float],
+    disk: int,
+) -> None:
+    """One after the other; or, with two slots, as long as the longest of compute, link and disk."""
+    everything = _sum(layers, serial, {disk: 1.0}, {phase: -1.0})
+    double = model.double.get(draft.component.name)
+    if double is None:
+        model.program.at_most(everything, -compute)
+        return
+    worst = compute + _most_disk(model, draft)
+    for each, row in _of(model, draft):
+        links = (fate_link(model.costs[draft.component.name], draft, each.stored, *fate) for fate in row)
+        worst += len(each.units) * max(links)
+    model.program.at_most(_sum(everything, {double: -worst}), -compute)
+    model.program.at_most(_sum(serial, {phase: -1.0}), -compute)
+    model.program.at_most(_sum(layers, serial, {phase: -1.0}), 0)
+    model.program.at_most(_sum({disk: 1.0}, {phase: -1.0}), 0)
+
+
+def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
+    """The cost of a phase's disk reads. What is mapped is read once, and again in each pass unless all of it is cached.
+
+    A scan in the same order every time keeps nothing in a cache that it does not fit into.
+    """
+    disk, cached = model.program.amount(), model.program.count(1)
+    once: dict[int, float] = {}
+    every: dict[int, float] = {}
+    mapped: dict[int, float] = {}
+    for each, row, (home, hold), _ in _fates(model, draft):
+        reads = reads_in_request(draft, home, hold)
+        if reads:
+            variable = row[home, hold]
+            once[variable] = each.stored * costs.disk
+            every[variable] = each.stored * costs.disk * reads
+            mapped[variable] = each.stored / model.unit_bytes
+    worst = _most_disk(model, draft)
+    model.program.at_most(_sum(once, {disk: -1.0}), 0)
+    model.program.at_most(_sum(every, {disk: -1.0, cached: -worst}), 0)
+    total = sum(len(each.units) * each.stored for each, _ in _of(model, draft)) / model.unit_bytes
+    budget = model.ledger.budgets[HOST]
+    room = (budget.usable_bytes if budget.available_bytes is not None else -1) / model.unit_bytes
+    needed = _always(model, HOST)
+    if draft.axis == HOST:
+        room -= draft.activation_bytes() / model.unit_bytes
+        needed = _sum(needed, _in_phase(model, draft))
+    # When cached is 1, what is mapped goes into what the host does not need otherwise; when 0, the row says nothing.
+    slack = total + 3 * sum(len(each.units) * each.packed for each in model.classes) / model.unit_bytes + abs(room)
+    model.program.at_most(_sum(mapped, needed, {cached: slack}), room + slack)
+    return disk
+
+
+def _most_disk(model: _Model, draft: Draft) -> float:
+    stored = sum(len(each.units) * each.stored for each, _ in _of(model, draft))
+    return stored * model.costs[draft.component.name].disk * draft.component.passes
+
+
+def _hard_bytes(model: _Model) -> dict[int, float]:
+    """Copies on the host and everything held on devices: what cannot be dropped under pressure."""
+    terms: dict[int, float] = {}
+    for draft in model.ledger.drafts:
+        for each, row, (home, hold), size in _fates(model, draft):
+            held = home is not Home.mapped or hold is Hold.phase
+            both = home is Home.pageable and hold is Hold.phase
+            terms[row[home, hold]] = size * (held + both) if each.packed else 0.0
+    return terms
+
+
+def _of(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int]]]:
+    return [(each, row) for each, row in zip(model.classes, model.x, strict=True) if each.draft is draft]
+
+
+def _fates(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int], Fate, float]]:
+    """All classes and fates of a component, with the bytes of one unit in the program's unit."""
+    return [(each, row, fate, each.packed / model.unit_bytes) for each, row in _of(model, draft) for fate in each.fates]
+
+
+def _sum(*parts: dict[int, float]) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for part in parts:
+        for variable, value in part.items():
+            total[variable] = total.get(variable, 0.0) + value
+    return total

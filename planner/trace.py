@@ -1,0 +1,218 @@
+"""Activations and work of a component, counted in one pass on fake tensors: no weights, no data, no device.
+
+Torch is imported with this module, so nothing that has to be cheap imports it.
+"""
+
+# Torch's own types are partial here.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import logging
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..models.build import build_module
+from ..models.layers import layer_prefix
+from ..plans.errors import InputError, PlacewiseError
+from ..plans.pipeline import Component, Pipeline, StackFlops, TracedActivations, UnknownActivations, Workload
+from .live_bytes import LiveBytes
+from .trace_ask import Latents
+from .trace_inputs import Pass, pass_of
+
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_LONGEST_WHY = 200
+
+Traced = TracedActivations | UnknownActivations
+
+
+class _AutoencoderConfig(msgspec.Struct):
+    block_out_channels: list[int] | None = None
+    decoder_block_out_channels: list[int] | None = None
+    scale_factor_spatial: int | None = None
+    scale_factor_temporal: int | None = None
+
+
+def trace_pipeline(
+    pipeline: Pipeline, root: Path, workload: Workload, progress: Callable[[str], None] | None = None
+) -> Pipeline:
+    """The pipeline with its unknown activations traced. What the caller gave stays, and so does what cannot be traced.
+
+    What the workload does not state and was assumed instead is said in the pipeline's notes.
+
+    Args:
+        pipeline: as read from files.
+        root: the model's folder, which the components' paths start from.
+        workload: the shapes of one request.
+        progress: told a component's name before it is traced, which takes seconds.
+    """
+    latents = _latents_of([(component, root / component.checkpoint.root) for component in pipeline.components])
+    components: list[Component] = []
+    notes = list(pipeline.notes)
+    for component in pipeline.components:
+        if isinstance(component.activations, UnknownActivations):
+            if progress is not None:
+                progress(component.name)
+            traced, assumed = _trace(component, root / component.checkpoint.root, workload, latents)
+            notes += [f"{component.name}: {what} for its activations" for what in assumed]
+            component = component.model_copy(update={"activations": traced})
+        components.append(component)
+    return pipeline.model_copy(update={"components": tuple(components), "notes": tuple(notes)})
+
+
+def trace_component(component: Component, folder: Path, workload: Workload) -> Traced:
+    """Peak of live activation bytes and FLOPs of one pass at the workload's shapes.
+
+    The class is built from its configuration alone and run on fake tensors of the CPU: what its kernels return is
+    counted, the scratch memory inside them is not. All texts are taken to be padded, so a mask is made for them; a
+    causal model prefills all tokens and keeps its cache; an autoencoder decodes. Takes seconds, and no memory that
+    grows with the weights.
+
+    Args:
+        component: says library, class and stored dtypes; the dtype of most bytes is computed in.
+        folder: holds config.json.
+        workload: the shapes; what it does not state is assumed as the class' own pipelines do.
+
+    Returns:
+        Unknown, with the reason, for all that cannot be built, called or run without data. Nothing is raised.
+    """
+    return _trace(component, folder, workload, _latents_of([(component, folder)]))[0]
+
+
+def _trace(
+    component: Component, folder: Path, workload: Workload, latents: Latents | None
+) -> tuple[Traced, tuple[str, ...]]:
+    try:
+        with _quiet():
+            module = build_module(component, folder, _dtype_of(component))
+            return _run(module, component, workload, latents)
+    except PlacewiseError as error:
+        return UnknownActivations(why=error.message), ()
+    except Exception as error:  # Other people's code runs here, and may raise anything.
+        return UnknownActivations(why=_why(error)), ()
+
+
+def _run(
+    module: nn.Module, component: Component, workload: Workload, latents: Latents | None
+) -> tuple[TracedActivations, tuple[str, ...]]:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+        _make_fake(module, fake)
+        live = LiveBytes([*module.parameters(), *module.buffers()])
+        flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops})
+        with flops, _stack_flops(module, component, flops) as by_stack, live:
+            planned = pass_of(module, workload, latents)
+            _call(planned)
+    traced = TracedActivations(
+        peak_bytes=live.peak,
+        flops=flops.get_total_flops(),
+        layer_flops=tuple(StackFlops(stack=stack, flops=count) for stack, count in sorted(by_stack.items())),
+    )
+    return traced, planned.assumed
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """What fails is said in the plan, so torch need not print the traceback as well."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = before
+
+
+def _call(planned: Pass) -> None:
+    planned.call(**planned.arguments)
+
+
+def _make_fake(module: nn.Module, fake: FakeTensorMode) -> None:
+    """Replace every parameter and buffer by a fake one on the CPU; what was shared stays shared."""
+    made: dict[int, torch.Tensor] = {}
+    parameters = list(module.named_parameters(remove_duplicate=False))
+    for name, tensor in [*parameters, *module.named_buffers(remove_duplicate=False)]:
+        if id(tensor) not in made:
+            made[id(tensor)] = _fake_of(tensor, fake)
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, made[id(tensor)])
+
+
+def _fake_of(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
+    if tensor.device.type == "meta":
+        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    else:
+        empty = fake.from_tensor(tensor)
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
+@contextmanager
+def _stack_flops(module: nn.Module, component: Component, flops: FlopCounterMode) -> Generator[Counter[str]]:
+    """Count what is spent within the layers of each stack. A layer that is no module of its own counts nothing."""
+    spent: Counter[str] = Counter()
+    modules: dict[str, nn.Module] = dict(module.named_modules())
+    with ExitStack() as hooks:
+        for stack in component.stacks:
+
+            def enter(_: nn.Module, __: Any, stack: str = stack.name) -> None:
+                spent[stack] -= flops.get_total_flops()
+
+            def leave(_: nn.Module, __: Any, ___: Any, stack: str = stack.name) -> None:
+                spent[stack] += flops.get_total_flops()
+
+            for number in range(stack.layers):
+                layer = modules.get(layer_prefix(stack.name, number))
+                if layer is not None:
+                    hooks.callback(layer.register_forward_pre_hook(enter).remove)
+                    hooks.callback(layer.register_forward_hook(leave).remove)
+        yield spent
+
+
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""The attention of a fake CPU, for which torch's counter has no formula."""
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Two products of `queries x keys` scores; shapes are (batch, heads, tokens, width). A causal half counts too."""
+    batch, heads, queries, width = query
+    return 2 * cast(int, batch * heads * queries * key[2] * (width + value[3]))
+
+
+def _dtype_of(component: Component) -> torch.dtype:
+    """The stored dtype of most bytes."""
+    largest = max(component.dtype_bytes.items(), key=lambda item: item[1], default=("F32", 0))[0]
+    if largest not in _DTYPES:
+        raise InputError(f"stored as {largest}: the dtype that it computes in is not known")
+    return _DTYPES[largest]
+
+
+def _latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
+    """By the configuration of the first autoencoder; null where there is none, or it cannot be read."""
+    for component, folder in components:
+        if (component.class_name or "").startswith(("Autoencoder", "VQ")):
+            try:
+                config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_AutoencoderConfig)
+            except (OSError, msgspec.DecodeError):
+                return None
+            blocks = config.decoder_block_out_channels or config.block_out_channels
+            return Latents(
+                spatial=config.scale_factor_spatial or (2 ** (len(blocks) - 1) if blocks else 8),
+                temporal=config.scale_factor_temporal or 4,
+            )
+    return None
+
+
+def _why(error: Exception) -> str:
+    """Type and first line, without addresses, so that equal failures read equal."""
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ").encode(errors="replace").decode()
+    return re.sub(r"0x[0-9a-f]+", "0x…", text)[:_LONGEST_WHY]
