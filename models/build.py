@@ -44,7 +44,7 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
 
 
 def _from_transformers(library: Any, class_name: str, folder: Path) -> nn.Module:
-    config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return cast(nn.Module, getattr(library, class_name)(config))
 
 

@@ -40,7 +40,7 @@ def _choose(draft: Draft, optimum: Optimum, ledger: Ledger, costs: Costs, policy
     options = list(product(range(1, policy.slots + 1), (Spread)))
     for index, (slots, spread) in enumerate(options):
         _assign(mine, ledger, draft, spread)
-        _set_slots(draft, slots, policy)
+        draft.grant_slots(slots, policy.prefetch_layers)
         if draft.slots != slots or ledger.left(draft.axis) < 0:
             continue
         key = (round(run_phase(draft, costs, cached=cached).seconds, 9), slots, index)
@@ -48,12 +48,7 @@ def _choose(draft: Draft, optimum: Optimum, ledger: Ledger, costs: Costs, policy
     if best is not None:
         slots, spread = options[best[2]]
         _assign(mine, ledger, draft, spread)
-        _set_slots(draft, slots, policy)
-
-
-def _set_slots(draft: Draft, slots: int, policy: Policy) -> None:
-    draft.slots, draft.prefetch_layers = slots, policy.prefetch_layers
-    draft.fit_slots()
+        draft.grant_slots(slots, policy.prefetch_layers)
 
 
 def _assign(classes: Sequence[tuple[UnitClass, dict[Fate, int]]], ledger: Ledger, draft: Draft, spread: Spread) -> None:

@@ -75,11 +75,17 @@ def _reading(draft: Draft, rates: Rates) -> float | None:
 
 def compute_seconds(component: Component, rates: Rates) -> float | None:
     """Seconds of one pass's arithmetic, by its traced FLOPs at the rate of the dtype that most weights have."""
-    if not isinstance(component.activations, TracedActivations) or not component.dtype_bytes:
+    if not isinstance(component.activations, TracedActivations) or not component.dtype_bytes or _generates(component):
         return None
     dtype = max(component.dtype_bytes, key=lambda name: (component.dtype_bytes[name], name))
     rate = rates.flops_per_s(dtype)
     return None if rate is None else component.activations.flops / rate
+
+
+def _generates(component: Component) -> bool:
+    """Whether a pass is one token of many, which the traced pass over all tokens at once does not tell the cost of."""
+    name = component.class_name or ""
+    return component.passes > 1 and name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
 
 
 def fate_link(costs: Costs, draft: Draft, stored: int, home: Home, hold: Hold) -> float:

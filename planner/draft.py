@@ -39,6 +39,8 @@ class Draft:
     units: tuple[Unit, ...]
     held_bytes: int
     streamed: int
+    granted_slots: int = 0
+    granted_ahead: int = 0
     slots: int = 0
     slot_bytes: int = 0
     prefetch_layers: int = 0
@@ -69,11 +71,16 @@ class Draft:
         resting = sum(unit.packed for unit in self.units if self.rests_on(unit) == axis)
         return resting + (self.phase_bytes() if axis == self.axis else 0)
 
+    def grant_slots(self, slots: int, ahead: int) -> None:
+        """Allow so many slots, and so many layers fetched ahead; `fit_slots` takes what is of use."""
+        self.granted_slots, self.granted_ahead = slots, ahead
+        self.fit_slots()
+
     def fit_slots(self) -> None:
-        """Make the slots as large as the largest layer that still passes through them, and no more than needed."""
+        """Slots as large as the largest layer that passes through them, and no more than are granted or needed."""
         self.slot_bytes = max((unit.packed for unit in self.units if unit.hold is Hold.layer), default=0)
-        self.slots = min(self.slots, self.streamed)
-        self.prefetch_layers = max(0, min(self.prefetch_layers, self.slots - 1))
+        self.slots = min(self.granted_slots, self.streamed)
+        self.prefetch_layers = max(0, min(self.granted_ahead, self.slots - 1))
 
 
 @dataclass(slots=True, kw_only=True)

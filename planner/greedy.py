@@ -53,12 +53,9 @@ def offload_components(ledger: Ledger, policy: Policy) -> None:
 
 def _grant_slots(draft: Draft, ledger: Ledger, policy: Policy) -> None:
     """As many slots as the policy wishes and the device has room for; one where copies cannot overlap."""
-    draft.slots = policy.slots if draft.overlaps else 1
-    draft.prefetch_layers = policy.prefetch_layers
-    draft.fit_slots()
+    draft.grant_slots(policy.slots if draft.overlaps else 1, policy.prefetch_layers)
     while draft.slots > 1 and ledger.left(draft.axis) < 0:
-        draft.slots -= 1
-        draft.fit_slots()
+        draft.grant_slots(draft.slots - 1, policy.prefetch_layers)
 
 
 def _short(ledger: Ledger) -> tuple[Short, ...]:

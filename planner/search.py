@@ -9,8 +9,9 @@ from . import greedy
 from .apply import apply_optimum
 from .costs import Costs, costs_of, total_cost
 from .draft import Ledger
+from .milp import SolverError
 from .rates import Rates
-from .solver import solve
+from .solver import Optimum, solve
 
 OPTIMUM, GREEDY = "optimum", "greedy-with-backfill"
 
@@ -70,13 +71,10 @@ def search(make: Callable[[], Ledger], rates: dict[str, Rates | None], policy: P
     short = greedy.start(ledger, policy)
     if short or not ledger.drafts:
         return Found(ledger=ledger, costs=costs, short=short)
-    optimum = solve(ledger, costs, policy)
+    optimum = _solve(ledger, costs, policy)
     candidates: list[Candidate] = []
     if optimum is not None:
-        apply_optimum(optimum, ledger, costs, policy)
-        if not all(cost.timed for cost in costs.values()):
-            # Among very large figures the solver cannot see the last few bytes; a copy that fits is cheaper still.
-            greedy.copy_to_host(ledger, policy)
+        _spend_rest(optimum, ledger, costs, policy)
         candidates.append(Candidate(name=OPTIMUM, ledger=ledger, cost=total_cost(ledger, costs)))
     many = sum(len(draft.units) for draft in ledger.drafts) > _MOST_COMPARED_UNITS
     for name, spend in _SIMPLE:
@@ -94,6 +92,26 @@ def search(make: Callable[[], Ledger], rates: dict[str, Rates | None], policy: P
         others=tuple(candidate for candidate in candidates if candidate is not chosen),
         proven=optimum is not None and optimum.proven,
     )
+
+
+def _solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | None:
+    """The optimum, where the solver finds one that holds in whole bytes; its arithmetic is in floating point."""
+    try:
+        optimum = solve(ledger, costs, policy)
+    except SolverError:
+        return None
+    if optimum is None or not optimum.is_whole:
+        return None
+    apply_optimum(optimum, ledger, costs, policy)
+    return optimum if all(ledger.left(axis) >= 0 or not ledger.peak(axis) for axis in ledger.budgets) else None
+
+
+def _spend_rest(optimum: Optimum, ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> None:
+    """Spend what is left to the byte, which the program rounds away; taken back where it does not make it cheaper."""
+    before = total_cost(ledger, costs)
+    greedy.fill(ledger, policy)
+    if total_cost(ledger, costs) >= before:
+        apply_optimum(optimum, ledger, costs, policy)
 
 
 def _costs(ledger: Ledger, rates: dict[str, Rates | None]) -> dict[str, Costs]:

@@ -1,9 +1,10 @@
 """The optimum: one small mixed-integer program over all components, phases and axes.
 
 For every class of equal units and every fate it counts how many units have it. Memory rows bound each axis in each
-phase, to the byte: they are scaled by the sizes' greatest common divisor, so that their coefficients are whole. The
-first objective is the request's cost (`costs`), the second the hard bytes that this takes. Which units of a class have
-which fate, and how many slots there are beyond two, is decided afterwards by simulation.
+phase: sizes are counted in their greatest common divisor, so that coefficients are whole, or in a ten-millionth of the
+largest, rounded up, where they differ by more than the solver can tell apart. The first objective is the request's cost
+(`costs`), the second the hard bytes that this takes. Which units of a class have which fate, and how many slots there
+are beyond two, is decided afterwards by simulation.
 """
 
 import math
@@ -22,6 +23,10 @@ MOST_CLASSES = 400
 _SLACK = 1e-9
 """How much of the first objective, relatively, may be lost to the second: the solver's own tolerance."""
 
+_MOST_COEFFICIENT = 10_000_000
+_COST_SCALE = 1e6
+"""The largest cost in the program: far above its tolerances, and small enough that rounding does not show."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
@@ -32,6 +37,14 @@ class Optimum:
     double: dict[str, bool]
     cost: float
     proven: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every unit has exactly one fate, after rounding."""
+        return all(
+            sum(counts.values()) == len(each.units) and min(counts.values()) >= 0
+            for each, counts in zip(self.classes, self.counts, strict=True)
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +59,11 @@ class _Model:
     costs: dict[str, Costs]
     ledger: Ledger
     unit_bytes: int
+    cost_unit: float
+
+    def size(self, count: int) -> int:
+        """Bytes in the program's unit, rounded up."""
+        return -(-count // self.unit_bytes)
 
 
 def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | None:
@@ -72,7 +90,7 @@ def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | 
         classes=classes,
         counts=counts,
         double={name: second.whole(variable) == 1 for name, variable in model.double.items()},
-        cost=first.objective,
+        cost=first.objective * model.cost_unit,
         proven=first.optimal and second.optimal,
     )
 
@@ -83,6 +101,7 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
     for each, row in zip(classes, x, strict=True):
         program.exactly(dict.fromkeys(row.values(), 1.0), len(each.units))
     sizes = [each.packed for each in classes if each.packed]
+    unit_bytes = max(math.gcd(*sizes), max(sizes) // _MOST_COEFFICIENT) if sizes else 1
     model = _Model(
         program=program,
         classes=classes,
@@ -91,7 +110,8 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
         slot_bytes={},
         costs=costs,
         ledger=ledger,
-        unit_bytes=math.gcd(*sizes) if sizes else 1,
+        unit_bytes=max(1, unit_bytes),
+        cost_unit=_largest_cost(classes, costs) / _COST_SCALE or 1.0,
     )
     model.slot_bytes |= {draft.component.name: _slot_rows(model, draft, policy) for draft in ledger.drafts}
     _memory_rows(model)
@@ -110,9 +130,9 @@ def _slot_rows(model: _Model, draft: Draft, policy: Policy) -> dict[int, float]:
         model.double[name] = model.program.count(1)
     for each, row in streams:
         used = model.program.count(1)
-        layered = {row[fate]: 1.0 for fate in each.fates if fate[1] is Hold.layer}
+        layered: dict[int, float] = {row[fate]: 1.0 for fate in each.fates if fate[1] is Hold.layer}
         model.program.at_most({**layered, used: -float(len(each.units))}, 0)
-        size = each.packed / model.unit_bytes
+        size = model.size(each.packed)
         slots = 1 if chooses else max(1, draft.slots)
         model.program.at_most({used: slots * size, room: -1.0}, 0)
         if chooses:
@@ -137,7 +157,7 @@ def _memory_rows(model: _Model) -> None:
 
 def _in_phase(model: _Model, draft: Draft) -> dict[int, float]:
     """What a component's phase adds on its axis, but for activations, which are the same for every placement."""
-    held = {row[fate]: size for _, row, fate, size in _fates(model, draft) if fate[1] is Hold.phase}
+    held: dict[int, float] = {row[fate]: size for _, row, fate, size in _fates(model, draft) if fate[1] is Hold.phase}
     return _sum(held, model.slot_bytes[draft.component.name])
 
 
@@ -162,9 +182,9 @@ def _cost_rows(model: _Model) -> dict[int, float]:
         serial: dict[int, float] = {}
         for each, row, (home, hold), _ in _fates(model, draft):
             target = layers if hold is Hold.layer else serial
-            target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold)
+            target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold) / model.cost_unit
         disk = _disk_variable(model, draft, costs)
-        compute = costs.compute * draft.component.passes
+        compute = costs.compute * draft.component.passes / model.cost_unit
         _phase_rows(model, draft, phase, compute, layers, serial, disk)
     return objective
 
@@ -187,7 +207,7 @@ def _phase_rows(
     worst = compute + _most_disk(model, draft)
     for each, row in _of(model, draft):
         links = (fate_link(model.costs[draft.component.name], draft, each.stored, *fate) for fate in row)
-        worst += len(each.units) * max(links)
+        worst += len(each.units) * max(links) / model.cost_unit
     model.program.at_most(_sum(everything, {double: -worst}), -compute)
     model.program.at_most(_sum(serial, {phase: -1.0}), -compute)
     model.program.at_most(_sum(layers, serial, {phase: -1.0}), 0)
@@ -207,8 +227,8 @@ def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
         reads = reads_in_request(draft, home, hold)
         if reads:
             variable = row[home, hold]
-            once[variable] = each.stored * costs.disk
-            every[variable] = each.stored * costs.disk * reads
+            once[variable] = each.stored * costs.disk / model.cost_unit
+            every[variable] = once[variable] * reads
             mapped[variable] = each.stored / model.unit_bytes
     worst = _most_disk(model, draft)
     model.program.at_most(_sum(once, {disk: -1.0}), 0)
@@ -228,7 +248,17 @@ def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
 
 def _most_disk(model: _Model, draft: Draft) -> float:
     stored = sum(len(each.units) * each.stored for each, _ in _of(model, draft))
-    return stored * model.costs[draft.component.name].disk * draft.component.passes
+    return stored * model.costs[draft.component.name].disk * draft.component.passes / model.cost_unit
+
+
+def _largest_cost(classes: tuple[UnitClass, ...], costs: dict[str, Costs]) -> float:
+    """What the request costs when everything is read and copied in every pass."""
+    total = 0.0
+    for each in classes:
+        cost = costs[each.draft.component.name]
+        weights = len(each.units) * each.stored * (max(cost.link.values()) + cost.disk)
+        total += each.draft.component.passes * (weights + cost.compute)
+    return total
 
 
 def _hard_bytes(model: _Model) -> dict[int, float]:
@@ -246,9 +276,9 @@ def _of(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int]]]:
     return [(each, row) for each, row in zip(model.classes, model.x, strict=True) if each.draft is draft]
 
 
-def _fates(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int], Fate, float]]:
+def _fates(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int], Fate, int]]:
     """All classes and fates of a component, with the bytes of one unit in the program's unit."""
-    return [(each, row, fate, each.packed / model.unit_bytes) for each, row in _of(model, draft) for fate in each.fates]
+    return [(each, row, fate, model.size(each.packed)) for each, row in _of(model, draft) for fate in each.fates]
 
 
 def _sum(*parts: dict[int, float]) -> dict[int, float]:

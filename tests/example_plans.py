@@ -11,6 +11,7 @@ from pathlib import Path
 
 from placewise.models.pipeline import read_pipeline
 from placewise.planner.accelerators import given_accelerator, given_host
+from placewise.planner.calibrate import given_calibration
 from placewise.planner.compile import compile_plan
 from placewise.plans.codec import plan_to_json
 from placewise.plans.document import Plan
@@ -38,17 +39,47 @@ class Example:
     host_bytes: int
     device: str | None
     device_bytes: int = 0
-    policy: str = "auto"
+    link_bytes_per_s: float | None = None
 
 
 EXAMPLES = (
-    Example(name="h3-12gib-device-32gib-host", host_bytes=32 * GIB, device="cuda:0", device_bytes=12 * GIB),
-    Example(name="h3-24gib-device-64gib-host", host_bytes=64 * GIB, device="cuda:0", device_bytes=24 * GIB),
-    Example(name="h3-80gib-device-256gib-host", host_bytes=256 * GIB, device="cuda:0", device_bytes=80 * GIB),
+    Example(
+        name="h3-12gib-device-32gib-host",
+        host_bytes=32 * GIB,
+        device="cuda:0",
+        device_bytes=12 * GIB,
+        link_bytes_per_s=12e9,
+    ),
+    Example(
+        name="h3-24gib-device-64gib-host",
+        host_bytes=64 * GIB,
+        device="cuda:0",
+        device_bytes=24 * GIB,
+        link_bytes_per_s=12e9,
+    ),
+    Example(
+        name="h3-80gib-device-256gib-host",
+        host_bytes=256 * GIB,
+        device="cuda:0",
+        device_bytes=80 * GIB,
+        link_bytes_per_s=50e9,
+    ),
     Example(name="h3-unified-64gib", host_bytes=64 * GIB, device="mps:0", device_bytes=48 * GIB),
     Example(name="h3-cpu-32gib", host_bytes=32 * GIB, device=None),
     Example(name="h3-4gib-device-refused", host_bytes=32 * GIB, device="cuda:0", device_bytes=4 * GIB),
 )
+"""Rates are the usual ones of PCIe 3 (12 GB/s) and PCIe 5 (50 GB/s) with 16 lanes; two examples have none."""
+
+
+def machine_of(example: Example) -> Machine:
+    """The machine of an example. Those with a link have a disk of 3 GB/s too, as NVMe drives have."""
+    accelerators = (given_accelerator(example.device, example.device_bytes),) if example.device else ()
+    rates = None
+    if example.link_bytes_per_s is not None:
+        rates = given_calibration(
+            disk_bytes_per_s=3e9, link_bytes_per_s=example.link_bytes_per_s, device=example.device
+        )
+    return Machine(host=given_host(example.host_bytes), accelerators=accelerators, calibration=rates)
 
 
 def example_plans() -> Iterator[tuple[Example, Plan]]:
@@ -58,9 +89,7 @@ def example_plans() -> Iterator[tuple[Example, Plan]]:
         video_pipeline(root)
         pipeline = read_pipeline(root, workload=WORKLOAD)
         for example in EXAMPLES:
-            accelerators = (given_accelerator(example.device, example.device_bytes),) if example.device else ()
-            machine = Machine(host=given_host(example.host_bytes), accelerators=accelerators)
-            yield example, compile_plan(pipeline, machine, load_preset(example.policy), WORKLOAD, version="0.1.0")
+            yield example, compile_plan(pipeline, machine_of(example), load_preset("auto"), WORKLOAD, version="0.1.0")
 
 
 def dry_run(plan: Plan) -> str:
