@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .document import Plan
-from .machine import Accelerator, Host, Machine, Measured, Reading
+from .machine import Accelerator, Host, Machine, Measured, MemoryKind, Reading
 from .pipeline import Component, Pipeline
 from .readings import reading_text
 from .units import format_bytes
@@ -91,16 +91,20 @@ def _accelerator(plan: Plan, planned: Accelerator, now: Accelerator, *, used: bo
     for what in ("memory", "pinned_memory", "streams"):
         yield from _same(f"{where}, {what}", getattr(planned, what), getattr(now, what))
     if used:
-        yield from _room(planned.device, plan, planned.free, now.free)
+        unified = planned.memory is MemoryKind.unified
+        yield from _room("host" if unified else planned.device, plan, planned.free, now.free)
 
 
 def _room(axis: str, plan: Plan, planned: Reading, now: Reading) -> Iterator[ChangedFact]:
-    """Whether what the plan spends on an axis, and keeps free there, is still to be had."""
-    peaks = [phase.predicted.peak_bytes.get(axis) or 0 for phase in plan.phases]
-    reserve = next((budget.reserve_bytes for budget in plan.budgets if budget.axis == axis), 0)
-    peak = max(peaks, default=0)
-    if peak and not (isinstance(now, Measured) and now.value >= peak + reserve):
-        need = f"the plan needs {format_bytes(peak)} and {format_bytes(reserve)} in reserve"
+    """Whether what the plan spends on an axis is still to be had, with half of the reserve.
+
+    The other half is for ups and downs: else a plan that fills what was available would have drifted a moment later.
+    """
+    ranks = plan.workload.ranks if axis == "host" else 1
+    peak = ranks * max((phase.predicted.peak_bytes.get(axis) or 0 for phase in plan.phases), default=0)
+    reserve = next((budget.reserve_bytes for budget in plan.budgets if budget.axis == axis), 0) // 2
+    if peak and now != planned and not (isinstance(now, Measured) and now.value >= peak + reserve):
+        need = f"the plan needs {format_bytes(peak)} and {format_bytes(reserve)} free beside it"
         yield ChangedFact(fact=f"{axis}, available", planned=reading_text(planned), now=f"{reading_text(now)}; {need}")
 
 

@@ -6,7 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .document import Budget, Decision, Fits, Placement, Plan, Refused, Segment
+from .document import Budget, Decision, Fits, Placement, Plan, Predicted, Refused, Segment
 from .pipeline import Pipeline, Run
 from .units import format_bytes
 
@@ -35,6 +35,8 @@ def _sections(plan: Plan) -> Iterator[RenderableType]:
         yield _placements(plan)
         yield Text("\nPeaks", style="bold")
         yield _peaks(plan)
+        yield Text("\nPhases of a request", style="bold")
+        yield _phases(plan)
     if plan.decisions:
         yield Text("\nWhy", style="bold")
         yield from (_decision(decision) for decision in plan.decisions)
@@ -122,6 +124,32 @@ def _peaks(plan: Plan) -> Table:
     return table
 
 
+def _phases(plan: Plan) -> Table:
+    figures = ("passes", "predicted", "copied to device", "read from disk")
+    table = _table("component", *figures, "least left on", right=figures)
+    for phase in plan.phases:
+        predicted = phase.predicted
+        table.add_row(
+            phase.component,
+            str(phase.passes),
+            _seconds(predicted),
+            _known(predicted.link_bytes),
+            "unknown" if predicted.disk_bytes is None else f"at most {format_bytes(predicted.disk_bytes)}",
+            phase.binding or "unknown",
+        )
+    return table
+
+
+def _seconds(predicted: Predicted) -> str:
+    if predicted.seconds is not None:
+        return f"{predicted.seconds:.2f} s"
+    return "unknown" if predicted.transfer_s is None else f"{predicted.transfer_s:.2f} s + compute"
+
+
+def _known(count: int | None) -> str:
+    return "unknown" if count is None else format_bytes(count)
+
+
 def _bar(peak: int, budget: Budget) -> Text:
     if not budget.usable_bytes:
         return Text("-" * _BAR_CELLS, style="dim")
@@ -142,6 +170,10 @@ def _decision(decision: Decision) -> Text:
 def _figure(name: str, value: int | None) -> str:
     if value is None:
         return f"{name} unknown"
+    if name == "proven_optimal":
+        return "proven optimal" if value else "not proven optimal"
+    if name == "microseconds":
+        return f"{value / 1e6:.3f} s of phases"
     if name.endswith("_bytes") or name == "bytes":
         return f"{name.removesuffix('_bytes').replace('_', ' ')} {format_bytes(value)}"
     return f"{name.replace('_', ' ')} {value}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from placewise.__main__ import main
+from placewise.plans.units import MIB
 
 from .checkpoints import write_safetensors, write_transformers
 from .modules import Tower, build, save
@@ -122,6 +123,87 @@ def test_a_component_without_a_class_cannot_be_run_from_the_command_line(run: Ru
     ran = run("run", tmp_path / "plan.json", "--model", path)
     assert ran.code == 1
     assert ran.err.startswith("error: component 'model' does not say how it is built")
+
+
+RATES = ("--disk", "3GB/s", "--link", "12GB/s")
+
+
+def test_explain_says_what_a_change_would_buy(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    run("plan", checkpoint, *GIVEN, *RATES, "-o", tmp_path / "plan.json")
+    ran = run("explain", tmp_path / "plan.json")
+    assert ran.code == 0
+    assert "request: optimum by least-seconds" in ran.out
+    assert "What a change would buy, per request" in ran.out
+    assert "+1.00 GiB of sim:0: " in ran.out
+
+
+def test_diff_lists_what_moved(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    run("plan", checkpoint, *GIVEN, "-o", tmp_path / "a.json")
+    run("plan", checkpoint, *GIVEN[:-1], "64MiB", "-o", tmp_path / "b.json")
+    ran = run("diff", tmp_path / "a.json", tmp_path / "b.json")
+    assert ran.code == 0
+    assert "device/always on sim:0" in ran.out
+    assert run("diff", tmp_path / "a.json", tmp_path / "a.json").out == "the plans do not differ\n"
+
+
+def test_frontier_prints_a_table_and_draws_a_picture(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "frontier.png"
+    ran = run("frontier", checkpoint, *GIVEN, *RATES, "--points", 4, "-o", picture)
+    assert (ran.code, ran.err) == (0, f"drawn to {picture}\n")
+    assert len(ran.out.splitlines()) == 5
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ranks_share_the_host(run: Run, checkpoint: Path) -> None:
+    one, four = (json.loads(run("plan", checkpoint, *GIVEN, "--ranks", n, "--json").out) for n in (1, 4))
+    usable = [next(b["usable_bytes"] for b in plan["budgets"] if b["axis"] == "host") for plan in (one, four)]
+    assert usable[1] == usable[0] // 4
+
+
+def test_trace_fills_in_activations(run: Run, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    build(lambda: BertModel(config)).save_pretrained(tmp_path / "bert")  # type: ignore[operator]  # transformers' own
+    ran = run("plan", tmp_path / "bert", "--device", "cpu", "--trace", "--json")
+    assert (ran.code, ran.err) == (0, "model\n")
+    plan = json.loads(ran.out)
+    activations = plan["pipeline"]["components"][0]["activations"]
+    assert activations["kind"] == "traced"
+    assert activations["peak_bytes"] > 0
+    assert activations["flops"] > 0
+    assert plan["verdict"]["confidence"] == "bytes-only"
+
+
+def test_calibrate_keeps_rates_that_later_plans_use(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from placewise.planner.calibrate import calibrate
+    from placewise.planner.effort import Effort
+
+    small = Effort(
+        region_bytes=MIB,
+        chunk_bytes=(MIB,),
+        depths=(1,),
+        rounds=1,
+        least_file_bytes=MIB,
+        temporary_bytes=8 * MIB,
+        copy_bytes=MIB,
+        matmul_size=64,
+        repeats=1,
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(calibrate.__kwdefaults__, "effort", small)
+    path = save(build(lambda: Tower(width=256, layers=8)), tmp_path / "tower.safetensors")
+    before = json.loads(run("plan", path, "--json").out)
+    assert before["machine"]["calibration"] is None
+    ran = run("calibrate", path, "--json")
+    assert ran.code == 0
+    assert ran.err.startswith("kept in ")
+    rates = json.loads(ran.out)
+    after = json.loads(run("plan", path, "--json").out)
+    assert after["machine"]["calibration"] == rates
+    # Rates of this machine say nothing of another one.
+    elsewhere = json.loads(run("plan", path, "--host-memory", "1GiB", "--json").out)
+    assert elsewhere["machine"]["calibration"] is None
 
 
 def test_facts_of_one_machine_plan_on_another(run: Run, checkpoint: Path, tmp_path: Path) -> None:
