@@ -63,6 +63,8 @@ def load_component(
     device: Machine,
     enter: Callable[[Resident], None],
     progress: Progress = ignore,
+    *,
+    passes: int = 1,
 ) -> LoadedComponent:
     """Bind a module as its placement says.
 
@@ -74,6 +76,7 @@ def load_component(
         device: the compute device.
         enter: called with the component's weights before each of its forwards; ends another component's phase.
         progress: told the bytes of each unit when it is at home.
+        passes: forwards in one request.
 
     Raises:
         ExecutionError: the module does not fit the checkpoint, the placement asks for what this executor does not do,
@@ -89,7 +92,7 @@ def load_component(
     view = open_views(facts.files, facts.tensors)
     units = units_of(placement, facts.tensors, keys, shared, view, host, device, progress)
     buffer_bytes = _own_buffers(module, found, view, device.device)
-    resident = Resident(placement.component, device, units, parameters, placement.staging)
+    resident = Resident(placement.component, device, units, parameters, placement.staging, repeats=passes > 1)
     _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
     maps = snapshot_maps()
     _check_homes(placement.component, facts, units, device, maps)

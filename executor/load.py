@@ -125,8 +125,16 @@ def _load(
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
-    device = machines[placement.compute_device]
-    return load_component(placement, facts, module, machines[CPU], device, stage.enter, progress)
+    return load_component(
+        placement,
+        facts,
+        module,
+        machines[CPU],
+        machines[placement.compute_device],
+        stage.enter,
+        progress,
+        passes=component.passes,
+    )
 
 
 def _read_planned(component: Component, root: Path) -> CheckpointFacts:

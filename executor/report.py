@@ -24,7 +24,10 @@ class AxisReport(Record):
 
 
 class ComponentReport(Record):
-    """One component. `homes_verified` is false where the platform does not tell what backs an address."""
+    """One component. `homes_verified` is false where the platform does not tell what backs an address.
+
+    `reader_broke` says that fetching ahead failed once, and layers were fetched when they were needed ever since.
+    """
 
     component: str
     compute_device: str
@@ -33,6 +36,7 @@ class ComponentReport(Record):
     buffer_bytes: int
     unused: tuple[str, ...]
     as_built: tuple[str, ...]
+    reader_broke: bool
     forward_s: float | None
 
 
@@ -60,6 +64,7 @@ def report_run(pipeline: LoadedPipeline, forward_s: dict[str, float]) -> RunRepo
                 buffer_bytes=loaded.buffer_bytes,
                 unused=loaded.unused,
                 as_built=loaded.as_built,
+                reader_broke=loaded.resident.reader_broke,
                 forward_s=forward_s.get(name),
             )
             for name, loaded in pipeline.components.items()

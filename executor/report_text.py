@@ -29,6 +29,8 @@ def print_report(report: RunReport, console: Console) -> None:
     console.print(components)
     console.print(f"\nloaded in {report.load_s:.2f} s")
     for component in report.components:
+        if component.reader_broke:
+            console.print(f"note: {component.component}: fetching ahead failed, so layers waited for their weights")
         for what, names in (
             ("stored but not used", component.unused),
             ("in no file, left as built", component.as_built),

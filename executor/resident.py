@@ -1,7 +1,8 @@
 """One component's weights on its compute device: what is bound now, and the life of each layer.
 
-A layer is absent, ready or in use. Absent weights are placeholders. Any order of use is right: a layer that is called
-is fetched first, wherever the last one was; what was fetched ahead and not used gives up its slot when one is needed.
+A layer is absent, on its way, or in use. Weights that are not in use are placeholders. Any order of use is right: a
+layer that is called is fetched first, wherever the last one was; what was fetched ahead and not used gives up its slot
+when one is needed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from ..plans.policy import Hold, Home
 from .guards import MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
+from .slots import Slots
 from .units import Unit
 
 
@@ -27,6 +29,7 @@ class Resident:
         units: with their homes; those held `always` are bound at once.
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
+        repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
 
     def __init__(
@@ -36,20 +39,22 @@ class Resident:
         units: Sequence[Unit],
         bindings: Mapping[str, Binding],
         staging: Staging | None,
+        *,
+        repeats: bool = False,
     ) -> None:
         self.name = name
         self.machine = machine
         self.peak_weight_bytes = 0
         self.bindings = bindings
         self._staging = staging
+        self._repeats = repeats
         self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
         self._streamed = [unit for unit in units if unit.hold is Hold.layer]
-        self._after = {id(unit): position + 1 for position, unit in enumerate(self._streamed)}
+        self._position = {id(unit): position for position, unit in enumerate(self._streamed)}
         self._entered = False
         self._held_bytes = 0
-        self._slots: list[torch.Tensor] = []
-        self._slot_of: dict[int, int] = {}  # By id of the unit; the oldest first.
+        self._slots = Slots(machine, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
         self._users: dict[int, int] = {}
         for unit in units:
             if unit.hold is Hold.always:
@@ -62,7 +67,12 @@ class Resident:
     @property
     def weight_bytes(self) -> int:
         """Bytes that weights take on the compute device now, slots included."""
-        return self.always_bytes + self._held_bytes + sum(slot.numel() for slot in self._slots)
+        return self.always_bytes + self._held_bytes + self._slots.nbytes
+
+    @property
+    def reader_broke(self) -> bool:
+        """Whether fetching ahead failed once, and layers are fetched when they are needed ever since."""
+        return self._slots.reader_broke
 
     def enter(self) -> None:
         """Begin the phase: fetch what is held for it, and make the slots. Nothing stays in use from before.
@@ -72,17 +82,17 @@ class Resident:
             ExecutionError: gradients are on, and a weight that leaves again requires one.
         """
         self._refuse_training(self._held)
-        self._users.clear()
-        for unit in self._resident_units():
+        for unit in [unit for unit in self._slots.units() if self._users.get(id(unit))]:
             self._drop(unit)
+        self._users.clear()
         if self._entered:
             return
         try:
-            for unit in self._held:
-                self._fetch(unit, self.machine.allocate(unit.layout.nbytes))
-                self._held_bytes += unit.layout.nbytes
-            for _ in range(self._staging.slots if self._staging else 0):
-                self._slots.append(self.machine.allocate(self._staging.slot_bytes if self._staging else 0))
+            # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
+            with torch.inference_mode(mode=False), torch.no_grad():
+                for unit in self._held:
+                    self._hold(unit)
+                self._slots.open()
         except BaseException:
             self.leave()
             raise
@@ -91,68 +101,65 @@ class Resident:
 
     def leave(self) -> None:
         """End the phase: everything but what is held always goes back to its home."""
-        for unit in (*self._held, *self._resident_units()):
+        for unit in (*self._held, *self._streamed):
             self._unbind(unit)
-        self._slot_of.clear()
-        self._slots.clear()
+        self._slots.close()
+        self._users.clear()
         self._held_bytes = 0
         self._entered = False
         self.machine.synchronize()
         self.machine.empty_cache()
 
     def acquire(self, unit: Unit) -> None:
-        """Have a layer's weights there until `release`, and those after it fetched ahead as the plan says.
+        """Have a layer's weights there until `release`, and those after it on their way as the plan says.
 
         Raises:
             ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
         """
         self._refuse_training((unit,))
-        if id(unit) not in self._slot_of:
-            self._fetch_into_slot(unit)
+        if not self._users.get(id(unit)):
+            with torch.inference_mode(mode=False), torch.no_grad():
+                weights = self._slots.weights(unit, self._users)
+                if weights is None:
+                    raise ExecutionError(
+                        f"component '{self.name}': layer '{unit.label}' finds none of {self._slot_count} slots free",
+                        hint="its layers are used within one another: plan with more slots, or hold them for the phase",
+                    )
+                self._bind(unit, weights)
         self._users[id(unit)] = self._users.get(id(unit), 0) + 1
-        ahead = self._staging.prefetch_layers if self._staging else 0
-        position = self._after[id(unit)]
-        for following in self._streamed[position : position + ahead]:
-            if id(following) not in self._slot_of and len(self._slot_of) < len(self._slots):
-                self._fetch_into_slot(following)
+        self._fetch_ahead(unit)
 
     def release(self, unit: Unit) -> None:
         """End one use; after the last one the weights are placeholders again. Harmless where nothing is in use."""
         users = self._users.pop(id(unit), 0)
         if users > 1:
             self._users[id(unit)] = users - 1
-        elif id(unit) in self._slot_of:
+        elif users:
             self._drop(unit)
 
-    def _resident_units(self) -> list[Unit]:
-        return [unit for unit in self._streamed if id(unit) in self._slot_of]
+    @property
+    def _slot_count(self) -> int:
+        return self._staging.slots if self._staging else 0
 
-    def _fetch_into_slot(self, unit: Unit) -> None:
-        taken = set(self._slot_of.values())
-        free = next((index for index in range(len(self._slots)) if index not in taken), None)
-        if free is None:
-            idle = next((other for other in self._resident_units() if not self._users.get(id(other))), None)
-            if idle is None:
-                raise ExecutionError(
-                    f"component '{self.name}': layer '{unit.label}' finds none of {len(self._slots)} slots free",
-                    hint="its layers are used within one another: plan with more slots, or hold them for the phase",
-                )
-            free = self._slot_of[id(idle)]
-            self._drop(idle)
-        self._fetch(unit, self._slots[free])
-        self._slot_of[id(unit)] = free
+    def _fetch_ahead(self, unit: Unit) -> None:
+        """The layers after this one in the order of the stacks; after the last comes the first, of the next pass."""
+        ahead = self._staging.prefetch_layers if self._staging else 0
+        with torch.inference_mode(mode=False), torch.no_grad():
+            for step in range(1, ahead + 1):
+                position = self._position[id(unit)] + step
+                if position < len(self._streamed) or self._repeats:
+                    self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
 
-    def _fetch(self, unit: Unit, buffer: torch.Tensor) -> None:
-        weights = unit.layout.views(buffer)
+    def _hold(self, unit: Unit) -> None:
+        weights = unit.layout.views(self.machine.allocate(unit.layout.nbytes))
         for name, weight in weights.items():
             self.machine.copy_in(weight, unit.source[name])
+        self._held_bytes += unit.layout.nbytes
         self._bind(unit, weights)
 
     def _drop(self, unit: Unit) -> None:
-        # The slot is written again next: what still reads it must be done.
-        self.machine.synchronize()
         self._unbind(unit)
-        del self._slot_of[id(unit)]
+        self._slots.free(unit)
 
     def _bind(self, unit: Unit, weights: Mapping[str, torch.Tensor]) -> None:
         in_place = unit.home is Home.mapped and unit.hold is Hold.always

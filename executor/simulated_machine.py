@@ -17,7 +17,7 @@ class SimulatedMachine:
 
     def __init__(self, simulated: SimulatedDevice, *, capabilities: Capabilities | None = None) -> None:
         self.simulated = simulated
-        self._capabilities = capabilities or Capabilities(pinned_memory=False, streams=False, unified=False)
+        self._capabilities = capabilities or Capabilities(pinned_memory=False, streams=True, unified=False)
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@ _DEVICE_NODES = ("nvidiactl", "nvidia0", "kfd", "dxg", "accel", "davinci_manager
 
 _UNIFIED_KINDS = frozenset({"mps"})
 _PINNED_KINDS = frozenset({"cuda", "xpu", "hpu", "npu"})
+_STREAM_KINDS = _PINNED_KINDS | {"sim"}
 
 
 def measure_accelerators(root: Path = Path("/")) -> tuple[Accelerator, ...]:
@@ -42,7 +43,7 @@ def given_accelerator(device: str, memory_bytes: int) -> Accelerator:
         total=figure,
         free=figure,
         pinned_memory=kind in _PINNED_KINDS,
-        streams=kind in _PINNED_KINDS,
+        streams=kind in _STREAM_KINDS,
     )
 
 
@@ -75,7 +76,7 @@ def _measured(kind: str, index: int, backend: Any) -> Accelerator:
         total=total,
         free=free,
         pinned_memory=kind in _PINNED_KINDS,
-        streams=kind in _PINNED_KINDS,
+        streams=kind in _STREAM_KINDS,
     )
 
 

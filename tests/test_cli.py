@@ -55,7 +55,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_a_plan_is_printed_to_stdout_and_written_when_asked(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     ran = run("plan", checkpoint, *GIVEN, "-o", tmp_path / "plan.json")
     assert (ran.code, ran.err) == (0, "")
-    assert "layerwise offload, 1 slot" in ran.out
+    assert "layerwise offload, 2 slots, 1 ahead" in ran.out
     assert ran.out.splitlines()[-1].startswith("fits (activations-unknown); left: host ")
     shown = run("show", tmp_path / "plan.json")
     assert (shown.code, shown.out) == (0, ran.out)
@@ -191,7 +191,7 @@ def test_calibrate_keeps_rates_that_later_plans_use(run: Run, tmp_path: Path, mo
         repeats=1,
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(calibrate.__kwdefaults__, "effort", small)
+    monkeypatch.setitem(calibrate.__kwdefaults__ or {}, "effort", small)
     path = save(build(lambda: Tower(width=256, layers=8)), tmp_path / "tower.safetensors")
     before = json.loads(run("plan", path, "--json").out)
     assert before["machine"]["calibration"] is None

@@ -1,0 +1,174 @@
+"""Random cases of the soundness benchmark: a pipeline of real files, a host cap, a device, a policy.
+
+Sizes hug the boundaries: what the host may use beyond a bare process lies between a fifth of that process and one and a
+half times the weights, and a device between a fiftieth and one and a half times of them.
+"""
+
+# Torch's own types are partial here.
+# pyright: reportUnknownMemberType=false
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from placewise.planner.live_bytes import LiveBytes
+from placewise.plans.record import Record
+from placewise.plans.units import MIB
+from placewise.policies.presets import PRESETS
+from placewise.tests.modules import Tower, build, save
+
+LARGEST_PART_BYTES = 160 * MIB
+NAMES = ("text_encoder", "transformer")
+
+
+class Part(Record):
+    """One component: a tower of `layers` blocks; `half` stores and computes in bfloat16."""
+
+    name: str
+    width: int
+    layers: int
+    words: int
+    half: bool
+
+    def make(self) -> Tower:
+        """The module, with weights as torch initialises them."""
+        tower = Tower(width=self.width, layers=self.layers, words=self.words)
+        return tower.to(torch.bfloat16) if self.half else tower
+
+
+class Case(Record):
+    """What is drawn. Percents are of the weights' bytes; a null device is the CPU. `rows` are embedded at once."""
+
+    parts: tuple[Part, ...]
+    rows: int
+    passes: int
+    preset: str
+    host_percent: int
+    device_percent: int | None
+    streams: bool
+    activations_known: bool
+
+
+class Prepared(Record):
+    """A case on disk: the files, what its outputs must be, and the caps it has to run in.
+
+    `budget_bytes` is what the host may hold, a bare process left out; on a simulated device `capacity_bytes` come on
+    top of it, because its tensors are in the host's memory too.
+    """
+
+    case: Case
+    root: str
+    weight_bytes: int
+    activation_bytes: dict[str, int]
+    digests: dict[str, str]
+    budget_bytes: int
+    capacity_bytes: int | None
+
+
+@st.composite
+def parts(draw: st.DrawFn, name: str) -> Part:
+    """A component of 2 to 160 MiB."""
+    width, half = draw(st.sampled_from((512, 1024, 2048))), draw(st.booleans())
+    block = 2 * width * width * (2 if half else 4)
+    return Part(
+        name=name,
+        width=width,
+        layers=draw(st.integers(2, min(12, LARGEST_PART_BYTES // block))),
+        words=draw(st.sampled_from((100, 2_000, 12_000))),
+        half=half,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """One or two components on a CPU or on a simulated device, under any preset."""
+    names = draw(st.sampled_from((("model",), NAMES)))
+    return Case(
+        parts=tuple(draw(parts(name)) for name in names),
+        rows=draw(st.sampled_from((4, 64, 512, 1536))),
+        passes=draw(st.integers(1, 3)),
+        preset=draw(st.sampled_from((*PRESETS, "auto"))),
+        host_percent=draw(st.integers(0, 150)),
+        device_percent=draw(st.none() | st.integers(2, 150) | st.integers(2, 60)),
+        streams=draw(st.booleans()),
+        activations_known=draw(st.sampled_from((True, True, False))),
+    )
+
+
+def draw_cases(count: int, number: int) -> list[Case]:
+    """The same cases for the same seed and the same release of Hypothesis."""
+    drawn: list[Case] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases())
+    def collect(case: Case) -> None:
+        drawn.append(case)
+
+    collect()
+    return drawn[:count]
+
+
+def inputs_of(part: Part, rows: int) -> torch.Tensor:
+    """The indices that a component is called with."""
+    return torch.arange(rows).remainder(part.words).unsqueeze(0)
+
+
+def digest_of(output: torch.Tensor) -> str:
+    """A checksum of every bit of an output on the host."""
+    return hashlib.sha256(output.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def prepare(case: Case, root: Path, bare_bytes: int) -> Prepared:
+    """Save the pipeline, and run it plainly, outside every cap, for the outputs to expect.
+
+    The files' pages are dropped, so that whoever reads them next is charged for them.
+    """
+    digests: dict[str, str] = {}
+    activations: dict[str, int] = {}
+    weight_bytes = 0
+    for part in case.parts:
+        module = build(part.make)
+        path = save(module, root / ("" if part.name == "model" else part.name) / "model.safetensors")
+        _drop_pages(path)
+        weight_bytes += path.stat().st_size
+        digests[part.name], activations[part.name] = _run_plainly(module, lambda part=part: inputs_of(part, case.rows))
+    if len(case.parts) > 1:
+        index = {part.name: ["none", "Tower"] for part in case.parts}
+        (root / "model_index.json").write_text(json.dumps(index))
+    percent = case.device_percent
+    return Prepared(
+        case=case,
+        root=str(root),
+        weight_bytes=weight_bytes,
+        activation_bytes=activations if case.activations_known else {},
+        digests=digests,
+        budget_bytes=max(bare_bytes // 5, weight_bytes * case.host_percent // 100),
+        capacity_bytes=None if percent is None else weight_bytes * percent // 100,
+    )
+
+
+def _run_plainly(module: torch.nn.Module, inputs: Callable[[], torch.Tensor]) -> tuple[str, int]:
+    """The checksum of the output, and the most bytes that were alive at once."""
+    state: Iterable[torch.Tensor] = (*module.parameters(), *module.buffers())
+    live = LiveBytes([*state])
+    with torch.no_grad(), live:
+        output = module(inputs())
+    return digest_of(output), live.peak_bytes
+
+
+def _drop_pages(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,140 @@
+"""Slots: buffers on the compute device that layers take turns in, filled at once or ahead of use by a reader thread.
+
+The thread only copies. Whether a layer's weights are there is decided, and binding is done, by the thread that
+computes: it waits for the copy that it needs. A copy that fails ahead of use is made once more when it is needed, and
+from then on all copies are made then: a broken reader costs speed, never a value.
+"""
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from .machine import Machine
+from .units import Unit
+
+Weights = Mapping[str, torch.Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Taken:
+    """A slot that is a layer's: its weights are `there`, or are being copied ahead of use, or nobody has begun to."""
+
+    unit: Unit
+    index: int
+    weights: Weights
+    copying: "Future[None] | None" = None
+    there: bool = False
+
+
+class Slots:
+    """The slots of one component.
+
+    Args:
+        machine: the compute device.
+        count: how many there are.
+        slot_bytes: the size of each, at least that of every layer.
+    """
+
+    def __init__(self, machine: Machine, count: int, slot_bytes: int) -> None:
+        self._machine = machine
+        self._count = count
+        self._slot_bytes = slot_bytes
+        self._buffers: list[torch.Tensor] = []
+        self._taken: dict[int, _Taken] = {}  # By id of the unit; the oldest first.
+        self._reader: ThreadPoolExecutor | None = None
+        self._reader_broke = False
+
+    @property
+    def nbytes(self) -> int:
+        """What the slots take on the device now."""
+        return sum(buffer.numel() for buffer in self._buffers)
+
+    @property
+    def reader_broke(self) -> bool:
+        """Whether a copy ahead of use failed, so that none is made any more."""
+        return self._reader_broke
+
+    def units(self) -> list[Unit]:
+        """The layers that are in slots, there or on their way."""
+        return [taken.unit for taken in self._taken.values()]
+
+    def open(self) -> None:
+        """Make the buffers.
+
+        Raises:
+            DeviceMemoryError: the device has not enough left.
+        """
+        self._buffers += [self._machine.allocate(self._slot_bytes) for _ in range(self._count - len(self._buffers))]
+
+    def close(self) -> None:
+        """Give the buffers back, when nothing is copied into them any more."""
+        for unit in self.units():
+            self.free(unit)
+        self._buffers.clear()
+
+    def weights(self, unit: Unit, busy: Collection[int]) -> Weights | None:
+        """A layer's weights in a slot, complete; null where every slot is busy.
+
+        Args:
+            unit: the layer.
+            busy: ids of the layers in use, which keep their slots; others give way, the oldest first.
+        """
+        taken = self._taken.get(id(unit)) or self._take(unit, busy)
+        if taken is None:
+            return None
+        self._complete(taken)
+        return taken.weights
+
+    def fetch_ahead(self, unit: Unit) -> None:
+        """Begin to copy a layer, if there is an empty slot and the reader works."""
+        if id(unit) in self._taken or len(self._taken) >= len(self._buffers) or self._reader_broke:
+            return
+        taken = self._take(unit, ())
+        if taken is not None:
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
+            taken.copying = self._reader.submit(_copy, self._machine, taken.weights, unit.source)
+
+    def free(self, unit: Unit) -> None:
+        """Empty a layer's slot. What still reads it, or is still copied into it, is waited for."""
+        taken = self._taken.pop(id(unit), None)
+        if taken is not None and taken.copying is not None:
+            self._reader_broke |= taken.copying.exception() is not None
+        self._machine.synchronize()
+
+    def _take(self, unit: Unit, busy: Collection[int]) -> _Taken | None:
+        used = {taken.index for taken in self._taken.values()}
+        index = next((index for index in range(len(self._buffers)) if index not in used), None)
+        if index is None:
+            idle = next((taken for taken in self._taken.values() if id(taken.unit) not in busy), None)
+            if idle is None:
+                return None
+            index = idle.index
+            self.free(idle.unit)
+        weights = unit.layout.views(self._buffers[index])
+        taken = _Taken(unit=unit, index=index, weights=weights)
+        self._taken[id(unit)] = taken
+        return taken
+
+    def _complete(self, taken: _Taken) -> None:
+        if taken.copying is not None:
+            failed = taken.copying.exception() is not None
+            taken.copying, taken.there = None, not failed
+            self._reader_broke |= failed
+        if not taken.there:
+            try:
+                _copy(self._machine, taken.weights, taken.unit.source)
+            except BaseException:
+                del self._taken[id(taken.unit)]
+                raise
+            taken.there = True
+
+
+def _copy(machine: Machine, weights: Weights, source: Weights) -> None:
+    """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        for name, weight in weights.items():
+            machine.copy_in(weight, source[name])
+        machine.synchronize()
