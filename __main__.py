@@ -4,94 +4,19 @@ Exit codes: 0 fits, or done; 1 the execution failed; 2 bad usage or input; 3 ref
 plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from .arguments import PATH, planning_options
 from .plans.errors import DriftError, InputError, PlacewiseError, RefusedError
-from .plans.units import parse_bytes, parse_rate
+from .terminal import count_bar, say, stdout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
     from .plans.document import Plan
 
 EXIT_FAILED, EXIT_INPUT, EXIT_REFUSED, EXIT_DRIFTED = 1, 2, 3, 4
-
-_PATH = click.Path(path_type=Path)
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes such as `12GiB`."""
-
-    name = "size"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the size; anything else is a usage error."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_bytes(value)
-        except InputError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-
-
-_SIZE = Size()
-
-
-def _planning_options(command: "Callable[..., None]") -> "Callable[..., None]":
-    """The options that say what to plan, for which machine, and how."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-class Rate(click.ParamType[int]):
-    """A number of bytes per second such as `2.5GB/s`."""
-
-    name = "rate"
-
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the rate; anything else is a usage error."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_rate(value)
-        except InputError as error:
-            self.fail(f"{error.message}; {error.hint}", param, ctx)
-
-
-_RATE = Rate()
-_OPTIONS = (
-    click.option("--policy", default="auto", show_default=True, help="A preset, or a policy's JSON file."),
-    click.option("--reserve", type=_SIZE, help="Host memory to keep free, instead of the policy's."),
-    click.option(
-        "--override",
-        multiple=True,
-        metavar="PART:KEY=VALUE,...",
-        help="Such as transformer.blocks:home=mapped or vae:compute_device=cpu.",
-    ),
-    click.option("--machine", "facts", type=_PATH, help="Facts of another machine, from `facts --json`."),
-    click.option("--host-memory", type=_SIZE, help="Available host memory of a machine that is not here."),
-    click.option("--device-memory", type=_SIZE, help="Free memory of an accelerator that is not here."),
-    click.option("--device", help="Its name  [default: cuda:0]; sim:0 is simulated, cpu means none."),
-    click.option("--disk", "disk_rate", type=_RATE, help="Cold read rate of a disk that is not here: 2GB/s."),
-    click.option("--link", "link_rate", type=_RATE, help="Copy rate to an accelerator that is not here: 12GB/s."),
-    click.option("--steps", type=click.IntRange(0), help="Sampling steps of a request."),
-    click.option("--tokens", type=click.IntRange(1), help="Tokens that a request generates."),
-    click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size of a request."),
-    click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes on this host."),
-    click.option("--height", type=click.IntRange(1), help="Height in pixels."),
-    click.option("--width", type=click.IntRange(1), help="Width in pixels."),
-    click.option("--frames", type=click.IntRange(1), help="Frames of video."),
-    click.option("--passes", multiple=True, metavar="COMPONENT=N", help="Forwards per request."),
-    click.option("--activations", multiple=True, metavar="COMPONENT=SIZE", help="Peak activation memory of a pass."),
-    click.option("--trace", is_flag=True, help="Trace activations and FLOPs; takes seconds, and imports torch."),
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -111,7 +36,7 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON, for --machine elsewhere.")
-@click.argument("model", type=_PATH, required=False)
+@click.argument("model", type=PATH, required=False)
 def facts(model: Path | None, as_json: bool) -> None:
     """Measure this machine: host memory, accelerators, and the disk that holds MODEL."""
     from .options import with_calibration
@@ -125,12 +50,12 @@ def facts(model: Path | None, as_json: bool) -> None:
     else:
         from .plans.facts_text import print_machine
 
-        print_machine(machine, _stdout())
+        print_machine(machine, stdout())
 
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the inventory as JSON.")
-@click.argument("path", type=_PATH)
+@click.argument("path", type=PATH)
 def inspect(path: Path, as_json: bool) -> None:
     """Show what a checkpoint holds, from its headers alone."""
     from .models.pipeline import read_pipeline
@@ -142,14 +67,14 @@ def inspect(path: Path, as_json: bool) -> None:
     else:
         from .plans.text import print_pipeline
 
-        print_pipeline(pipeline, _stdout())
+        print_pipeline(pipeline, stdout())
 
 
 @cli.command()
-@click.argument("path", type=_PATH)
-@click.option("-o", "--output", type=_PATH, help="Write the plan to this file.")
+@click.argument("path", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Write the plan to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON instead of text.")
-@_planning_options
+@planning_options
 def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: object) -> None:
     """Plan the model at PATH and print the plan. Nothing is loaded.
 
@@ -157,20 +82,20 @@ def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: o
     """
     from . import api, options
     from .planner.compile import compile_plan
-    from .plans.codec import plan_to_json
+    from .plans.codec import plan_to_json, write_file
 
-    asked = options.request_of(path, trace=_say if trace else None, given=given)
+    asked = options.request_of(path, trace=say if trace else None, given=given)
     made = compile_plan(asked.pipeline, asked.machine, asked.policy, asked.workload, version=api.version())
     if output is not None:
-        options.write_whole(output, plan_to_json(made))
+        write_file(output, plan_to_json(made))
     _show(made, as_json=as_json)
 
 
 @cli.command()
-@click.argument("path", type=_PATH)
-@click.option("-o", "--output", type=_PATH, help="Draw the picture to this .png or .svg file.")
+@click.argument("path", type=PATH)
+@click.option("-o", "--output", type=PATH, help="Draw the picture to this .png or .svg file.")
 @click.option("--points", type=click.IntRange(2, 64), default=8, show_default=True, help="Device sizes to plan for.")
-@_planning_options
+@planning_options
 def frontier(path: Path, output: Path | None, points: int, trace: bool, **given: object) -> None:
     """Print what memory buys: the cost of a request over device and host memory, up to the machine's own."""
     from . import api, options
@@ -178,8 +103,8 @@ def frontier(path: Path, output: Path | None, points: int, trace: bool, **given:
     from .planner.frontier import grid_size
     from .planner.text import draw_frontier, print_frontier
 
-    asked = options.request_of(path, trace=_say if trace else None, given=given)
-    bar = _bar("planning", grid_size(asked.machine, points))
+    asked = options.request_of(path, trace=say if trace else None, given=given)
+    bar = count_bar("planning", grid_size(asked.machine, points))
     found = sweep(
         asked.pipeline,
         asked.machine,
@@ -189,14 +114,14 @@ def frontier(path: Path, output: Path | None, points: int, trace: bool, **given:
         version=api.version(),
         progress=bar,
     )
-    print_frontier(found, _stdout())
+    print_frontier(found, stdout())
     if output is not None:
         draw_frontier(found, output, title=asked.pipeline.name)
-        _say(f"drawn to {output}")
+        say(f"drawn to {output}")
 
 
 @cli.command()
-@click.argument("model", type=_PATH)
+@click.argument("model", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print the rates as JSON.")
 def calibrate(model: Path, as_json: bool) -> None:
     """Measure this machine's rates in some seconds: the disk that holds MODEL, memory, links, compute.
@@ -208,18 +133,18 @@ def calibrate(model: Path, as_json: bool) -> None:
     from .planner.calibration_cache import save_calibration
     from .plans.calibration_text import print_calibration
 
-    bar = _part_bar()
+    bar = part_bar()
     found = measure(model, measure_accelerators(), progress=bar)
     file = save_calibration(found)
     if as_json:
         click.echo(found.model_dump_json(indent=2))
     else:
-        print_calibration(found, _stdout())
-    _say(f"kept in {file}")
+        print_calibration(found, stdout())
+    say(f"kept in {file}")
 
 
 @cli.command()
-@click.argument("plan_file", metavar="PLAN", type=_PATH)
+@click.argument("plan_file", metavar="PLAN", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def show(plan_file: Path, as_json: bool) -> None:
     """Print a plan that was written before."""
@@ -229,7 +154,7 @@ def show(plan_file: Path, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("plan_file", metavar="PLAN", type=_PATH)
+@click.argument("plan_file", metavar="PLAN", type=PATH)
 def explain(plan_file: Path) -> None:
     """Print a plan with its reasons, and what more of each axis would buy: by planning again with 1 GiB more of it."""
     from .planner.text import print_worths
@@ -238,24 +163,24 @@ def explain(plan_file: Path) -> None:
 
     made = read_plan(plan_file)
     _show(made, as_json=False)
-    print_worths(worths(made), _stdout())
+    print_worths(worths(made), stdout())
 
 
 @cli.command()
-@click.argument("before", type=_PATH)
-@click.argument("after", type=_PATH)
+@click.argument("before", type=PATH)
+@click.argument("after", type=PATH)
 def diff(before: Path, after: Path) -> None:
     """Print what moved from plan BEFORE to plan AFTER, what that changes, and what changed beneath."""
     from .plans.codec import read_plan
     from .plans.diff import diff_plans
     from .plans.diff_text import print_difference
 
-    print_difference(diff_plans(read_plan(before), read_plan(after)), _stdout())
+    print_difference(diff_plans(read_plan(before), read_plan(after)), stdout())
 
 
 @cli.command()
-@click.argument("plan_file", metavar="PLAN", type=_PATH)
-@click.option("--model", type=_PATH, default=Path(), help="The path that was planned.  [default: this folder]")
+@click.argument("plan_file", metavar="PLAN", type=PATH)
+@click.option("--model", type=PATH, default=Path(), help="The path that was planned.  [default: this folder]")
 @click.option("--json", "as_json", is_flag=True, help="Print the changed facts as JSON.")
 def check(plan_file: Path, model: Path, as_json: bool) -> None:
     """Tell whether a plan's facts still hold: the checkpoint, the host, the accelerators. Names each that changed."""
@@ -274,12 +199,12 @@ def check(plan_file: Path, model: Path, as_json: bool) -> None:
             click.echo(f"{change.fact}: planned {change.planned}, now {change.now}")
     if changes:
         raise DriftError(f"{plan_file}: {len(changes)} facts have changed", hint="plan again with `placewise plan`")
-    _say(f"{plan_file}: all facts hold")
+    say(f"{plan_file}: all facts hold")
 
 
 @cli.command()
-@click.argument("plan_file", metavar="PLAN", type=_PATH)
-@click.option("--model", type=_PATH, default=Path(), help="The path that was planned.  [default: this folder]")
+@click.argument("plan_file", metavar="PLAN", type=PATH)
+@click.option("--model", type=PATH, default=Path(), help="The path that was planned.  [default: this folder]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def run(plan_file: Path, model: Path, as_json: bool) -> None:
     """Execute a plan: load it, check every home, run sample inputs, and print predicted against observed."""
@@ -296,12 +221,12 @@ def run(plan_file: Path, model: Path, as_json: bool) -> None:
     from .executor.report_text import print_report
 
     total = sum(segment.packed_bytes for placement in made.placements for segment in placement.segments)
-    pipeline = api.load(made, model, progress=_bar("loading", total))
+    pipeline = api.load(made, model, progress=count_bar("loading", total))
     report = report_run(pipeline, run_samples(pipeline))
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
-        print_report(report, _stdout())
+        print_report(report, stdout())
 
 
 @cli.command()
@@ -309,7 +234,7 @@ def demo() -> None:
     """Plan and run a real sentence encoder three ways, and show that its embeddings are the same to the bit."""
     from .demo import run_demo
 
-    run_demo(_stdout())
+    run_demo(stdout())
 
 
 @cli.command()
@@ -329,53 +254,9 @@ def _show(made: "Plan", *, as_json: bool) -> None:
     else:
         from .plans.text import print_plan
 
-        print_plan(made, _stdout())
+        print_plan(made, stdout())
     if made.verdict.kind == "refused":
         raise SystemExit(EXIT_REFUSED)
-
-
-def _stdout() -> "Console":
-    """The terminal, or plain text of a fixed width where stdout is not one. Rich heeds NO_COLOR."""
-    from rich.console import Console
-
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=120)
-
-
-def _bar(label: str, total: int) -> "Callable[[int], None]":
-    """A progress bar on stderr that counts to `total`; nothing where stderr is no terminal."""
-    done = 0
-    tell = _part_bar()
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        tell(label, done / total if total else 1.0)
-
-    return advance
-
-
-def _part_bar() -> "Callable[[str, float], None]":
-    """A progress bar on stderr that hears a label and which part is done; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        return lambda _, __: None
-    from rich.console import Console
-    from rich.progress import Progress, TimeElapsedColumn
-
-    bar = Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    task = bar.add_task("", total=1.0)
-    bar.start()
-
-    def tell(label: str, part: float) -> None:
-        bar.update(task, description=label, completed=part)
-        if part >= 1.0:
-            bar.stop()
-
-    return tell
-
-
-def _say(text: str) -> None:
-    """A line on stderr."""
-    click.echo(text, err=True)
 
 
 def _fail(error: PlacewiseError, code: int) -> NoReturn:

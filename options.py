@@ -1,7 +1,5 @@
 """What the command line's options mean: a machine, a policy, a workload, and together a request for a plan."""
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,26 +170,6 @@ def whole_number(text: str, option: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"{option}: '{text}' is not a whole number of 1 or more")
     return int(text)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a reader never sees half a plan.
-
-    Raises:
-        InputError: the folder cannot be written to; the message carries the system's reason.
-    """
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).chmod(0o644)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="give a path that can be written") from None
 
 
 def _indexed(device: str) -> str:

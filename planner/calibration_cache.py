@@ -6,13 +6,12 @@ import json
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ..plans.calibration import Calibration
-from ..plans.codec import explain_validation, read_file
+from ..plans.codec import explain_validation, read_file, write_file
 from ..plans.errors import InputError
 from ..plans.machine import Machine, Measured, Reading
 from ..plans.record import Record
@@ -98,16 +97,9 @@ def save_calibration(calibration: Calibration, cache_dir: Path | None = None) ->
     text = _Stored(format_version=FORMAT_VERSION, calibration=calibration).model_dump_json(indent=2) + "\n"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as opened:
-                opened.write(text)
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}", hint="give a cache folder that can be written to") from None
+    write_file(file, text)
     return file
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -77,6 +79,26 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="give the path of a readable file") from None
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a document whole or not at all: a reader never sees half of it.
+
+    Raises:
+        InputError: the folder cannot be written to; the message carries the system's reason.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(name).chmod(0o644)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", hint="give a path that can be written") from None
 
 
 def explain_validation(error: ValidationError) -> str:
