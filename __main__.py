@@ -11,7 +11,7 @@ import click
 
 from .arguments import PATH, planning_options
 from .plans.errors import DriftError, InputError, PlacewiseError, RefusedError
-from .terminal import count_bar, say, stdout
+from .terminal import count_bar, part_bar, say, stdout
 
 if TYPE_CHECKING:
     from .plans.document import Plan
