@@ -7,6 +7,7 @@ decision. Compute is left out, so that seconds are those of moving weights; they
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from placewise.planner.accelerators import given_accelerator, given_host
 from placewise.planner.calibrate import given_calibration
@@ -24,7 +25,7 @@ BASELINES = ("greedy-prefix", "component-offload", "everything-streamed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A pipeline on a machine. A link of zero means unified memory."""
+    """A pipeline on a machine."""
 
     name: str
     pipeline: Pipeline
@@ -61,7 +62,7 @@ def component(name: str, *stacks: Stack, fixed: int, passes: int = 1) -> Compone
 def flow(name: str, *components: Component) -> Pipeline:
     """Components one after another."""
     names = [each.name for each in components]
-    return Pipeline(name=name, components=components, edges=tuple(zip(names, names[1:], strict=False)))
+    return Pipeline(name=name, components=components, edges=tuple(pairwise(names)))
 
 
 H3 = flow(
@@ -106,7 +107,7 @@ PAIRS = (
     Pair(name="16 + 32 GiB", pipeline=LM, host_bytes=32 * GIB, device_bytes=16 * GIB, link_bytes_per_s=12e9),
     Pair(name="24 + 192 GiB", pipeline=LM, host_bytes=192 * GIB, device_bytes=24 * GIB, link_bytes_per_s=25e9),
     Pair(name="4 + 8 GiB", pipeline=SDXL, host_bytes=8 * GIB, device_bytes=4 * GIB, link_bytes_per_s=12e9),
-    Pair(name="8 + 16 GiB", pipeline=SDXL, host_bytes=16 * GIB, device_bytes=8 * GIB, link_bytes_per_s=12e9),
+    Pair(name="6 + 12 GiB", pipeline=SDXL, host_bytes=12 * GIB, device_bytes=6 * GIB, link_bytes_per_s=12e9),
     Pair(name="16 + 64 GiB", pipeline=WAN, host_bytes=64 * GIB, device_bytes=16 * GIB, link_bytes_per_s=12e9),
     Pair(name="24 + 32 GiB", pipeline=WAN, host_bytes=32 * GIB, device_bytes=24 * GIB, link_bytes_per_s=25e9),
 )
