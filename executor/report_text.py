@@ -15,7 +15,8 @@ def print_report(report: RunReport, console: Console) -> None:
     for axis in report.axes:
         axes.add_row(axis.axis, _size(axis.predicted_bytes), format_bytes(axis.weights_bytes), _size(axis.peak_bytes))
     console.print(axes)
-    components = Table(box=None, pad_edge=False, padding=(1, 2, 0, 0), header_style="dim")
+    console.print()
+    components = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("component", "computes on", "home/hold", "homes verified", "forward"):
         components.add_column(name)
     for component in report.components:
