@@ -1,6 +1,13 @@
-"""Laws run with Hypothesis' own number of examples and no deadline: shared machines stall now and then."""
+"""What holds for all tests: laws have no deadline, since shared machines stall now and then; no cache is the user's."""
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("placewise", deadline=None)
 settings.load_profile("placewise")
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that somebody made on this machine must not decide what a test sees."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -1,6 +1,6 @@
 """A naive second opinion: what a plan means for memory and links, re-derived unit by unit from the document alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placewise.plans.document import Placement, Plan, Segment
 from placewise.plans.pipeline import Component
@@ -124,6 +124,31 @@ def peak(plan: Plan, component: str, axis: str) -> int:
 def peaks(plan: Plan, axis: str) -> list[int]:
     """An axis' peak in each phase, in order."""
     return [peak(plan, placement.component, axis) for placement in plan.placements]
+
+
+def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
+    """Bytes that a request copies to devices and reads off the mapping; as if one more unit were a host copy.
+
+    What is mapped is read once where all of a component's fits beside what the host needs in that phase, and in every
+    pass where it does not.
+    """
+    units = [_as_copy(unit) if unit.name == copied else unit for unit in residents(plan)]
+    always = sum(unit.packed for unit in units if unit.pool == "host")
+    total = 0
+    for component in plan.pipeline.components:
+        own = [unit for unit in units if unit.name[0] == component.name]
+        phase = peak(plan, component.name, "host") - sum(unit.packed for unit in residents(plan) if unit.pool == "host")
+        mapped = sum(unit.stored for unit in own if unit.home == "mapped")
+        cached = "host" in measured_axes(plan) and mapped + always + phase <= usable(plan, "host")
+        for unit in own:
+            reads = 1 if unit.hold == "phase" else component.passes
+            total += unit.stored * reads if not unit.on_cpu and unit.hold != "always" else 0
+            total += unit.stored * (1 if cached else reads) if unit.home == "mapped" else 0
+    return total
+
+
+def _as_copy(unit: Resident) -> Resident:
+    return replace(unit, home="device" if unit.on_cpu else "pageable", pool="host")
 
 
 def page_cache(plan: Plan, component: str) -> int:

@@ -75,7 +75,7 @@ def test_slots_hold_the_largest_streamed_layer(plan: Plan) -> None:
 
 
 @given(fitting_plans())
-def test_i2_what_stays_mapped_would_not_fit_as_a_copy(plan: Plan) -> None:
+def test_i2_what_stays_mapped_would_not_fit_as_a_copy_or_would_move_no_less(plan: Plan) -> None:
     if plan.policy.copies is Copies.never:
         return
     left = 0
@@ -84,7 +84,8 @@ def test_i2_what_stays_mapped_would_not_fit_as_a_copy(plan: Plan) -> None:
     for unit in oracle.residents(plan):
         may_be_copied = unit.on_cpu or unit.compute_pool != "host"
         if unit.home == "mapped" and may_be_copied and not oracle.home_was_asked(plan, unit):
-            assert unit.packed > left
+            # A copy also takes from the page cache, and may cost more reads there than it saves.
+            assert unit.packed > left or oracle.moved_bytes(plan, copied=unit.name) >= oracle.moved_bytes(plan)
 
 
 @given(fitting_plans())
@@ -138,3 +139,8 @@ def test_every_segment_has_a_decision(plan: Plan) -> None:
             assert decision.subject == placement.component
             assert decision.choice.split()[0] == str(placement.staging.slots)
     assert next(decisions, None) is None
+
+
+@given(fitting_plans())
+def test_moved_bytes_are_the_oracles(plan: Plan) -> None:
+    assert plan.decisions[0].because["moved_bytes"] == oracle.moved_bytes(plan)
