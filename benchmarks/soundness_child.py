@@ -29,6 +29,7 @@ from placewise.plans.units import MIB
 from placewise.policies.presets import load_preset
 from placewise.tests.modules import on_meta
 from placewise.tests.questions import with_memory
+from pydantic import Field
 
 from .soundness_cases import Case, Part, Prepared, digest_of, inputs_of, prepare
 
@@ -43,6 +44,7 @@ WARM = Case(
     device_percent=None,
     streams=False,
     activations_known=False,
+    exact_heap=False,
 )
 """Run first, on the CPU and on a device, so that no import and no kernel's first call comes after the measurement."""
 
@@ -60,33 +62,40 @@ class Report(Record):
     """How far the child came. `stage` is the last step begun: measured, admitted, forced; or how it ended.
 
     Ends are `ran`, and `overflowed` with the error that the device raised. Peaks are of hard bytes, by axis, as the
-    machines counted them; on the host without activations, which no counter sees.
+    machines counted them, without activations on a CPU, which no counter sees. `reserve_bytes` is kept free where the
+    components compute.
     """
 
     stage: str
     free_bytes: int
+    forced: bool = False
+    reserve_bytes: int = 0
     homes: tuple[str, ...] = ()
     short: tuple[Short, ...] = ()
-    peak_bytes: dict[str, int] = {}
-    predicted_bytes: dict[str, int] = {}
+    peak_bytes: dict[str, int] = Field(default_factory=dict)
+    predicted_bytes: dict[str, int] = Field(default_factory=dict)
     same: bool | None = None
     error: str | None = None
 
     def say(self, **changes: object) -> "Report":
-        """Print the report with changes."""
+        """Append the report with changes to the file that the command line names."""
         report = self.model_copy(update=changes)
-        print(report.model_dump_json(), flush=True)
+        with Path(sys.argv[2]).open("a") as file:
+            file.write(report.model_dump_json() + "\n")
         return report
 
 
 def main() -> None:
-    """Run the prepared case that is named on the command line."""
+    """Run the case in the file that the command line names first."""
     torch.set_num_threads(1)
     prepared = Prepared.model_validate_json(Path(sys.argv[1]).read_text())
     _warm_up()
     machine, free_bytes = _measure(prepared)
     report = Report(stage="measured", free_bytes=free_bytes).say()
     plan = _plan(prepared, machine)
+    computes = "host" if prepared.capacity_bytes is None else DEVICE
+    reserve = next(budget.reserve_bytes for budget in plan.budgets if budget.axis == computes)
+    report = report.model_copy(update={"reserve_bytes": reserve})
     if not isinstance(plan.verdict, Refused):
         report = report.say(stage="admitted", homes=_homes(plan))
         _run(prepared, plan, machine, report)
@@ -103,16 +112,17 @@ def main() -> None:
     )
     changes = [(change.axis, change.to_available_bytes) for change in plan.verdict.nearest]
     forced = _plan(prepared, with_memory(machine, changes))
-    report = report.say(stage="forced", short=short, homes=_homes(forced))
+    report = report.say(stage="forced", forced=True, short=short, homes=_homes(forced))
     _run(prepared, forced, machine, report)
 
 
 def _measure(prepared: Prepared) -> tuple[Machine, int]:
-    """The machine to plan on, and what the cap has free. What the device may take is not the host's to spend."""
+    """The machine to plan on, and what it has free. What the device may take is not the host's to spend."""
     machine = measure_machine(Path(prepared.root), accelerators=False)
     if not isinstance(machine.host.available, Measured):
         raise SystemExit(f"the host is {machine.host.available}")
-    free_bytes = machine.host.available.value
+    free_bytes = max(0, machine.host.available.value - prepared.hidden_bytes)
+    machine = with_memory(machine, [("host", free_bytes)])
     capacity = prepared.capacity_bytes
     if capacity is None:
         return machine, free_bytes
@@ -126,7 +136,7 @@ def _plan(prepared: Prepared, machine: Machine) -> Plan:
         Path(prepared.root),
         workload=Workload(),
         passes=dict.fromkeys(names, prepared.case.passes),
-        activation_bytes=prepared.activation_bytes,
+        activation_bytes=prepared.activation_bytes if prepared.case.activations_known else {},
     )
     return compile_plan(pipeline, machine, load_preset(prepared.case.preset), Workload(), version="0")
 
@@ -147,11 +157,7 @@ def _run(prepared: Prepared, plan: Plan, machine: Machine, report: Report) -> No
         report.say(stage="overflowed", error=error.message)
         return
     names = {"host" if device == "cpu" else device: device for device in pipeline.machines}
-    predicted = {
-        axis: max(phase.predicted.peak_bytes.get(axis) or 0 for phase in plan.phases)
-        - (max(prepared.activation_bytes.values(), default=0) if axis == "host" and len(names) == 1 else 0)
-        for axis in names
-    }
+    predicted = {axis: max(phase.predicted.peak_bytes.get(axis) or 0 for phase in plan.phases) for axis in names}
     peaks = {axis: pipeline.machines[device].memory().peak_bytes for axis, device in names.items()}
     report.say(stage="ran", same=same, peak_bytes=peaks, predicted_bytes=predicted)
 

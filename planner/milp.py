@@ -7,8 +7,20 @@ from typing import Any, cast
 from ..plans.errors import PlacewiseError
 
 _INFINITY = float("inf")
-_MAX_NODES = 20_000
-"""Branch-and-bound nodes, and not seconds: a limit on time would make the plan depend on the machine's load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How far the solver looks: branch-and-bound nodes, and the relative gap at which it is done.
+
+    Nodes and not seconds: a limit on time would make the plan depend on the machine's load.
+    """
+
+    nodes: int
+    gap: float
+
+
+EXACT = Search(nodes=2_000, gap=0.0)
 
 
 class SolverError(PlacewiseError):
@@ -59,7 +71,7 @@ class Program:
         """Fix a sum."""
         self.rows.append((dict(terms), value, value))
 
-    def minimise(self, objective: Mapping[int, float]) -> Solution:
+    def minimise(self, objective: Mapping[int, float], how: Search = EXACT) -> Solution:
         """The least value of a sum, and where it is.
 
         Raises:
@@ -71,8 +83,8 @@ class Program:
         # The public class greets on stdout when it is made, before it can be told not to; its base does not.
         solver: Any = cast(Any, highspy)._Highs()
         for option, value in (
-            ("output_flag", False), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", 0.0), ("mip_abs_gap", 0.0),
-            ("mip_max_nodes", _MAX_NODES), ("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9),
+            ("output_flag", False), ("threads", 1), ("random_seed", 1), ("mip_rel_gap", how.gap), ("mip_abs_gap", 0.0),
+            ("mip_max_nodes", how.nodes), ("mip_feasibility_tolerance", 1e-9), ("primal_feasibility_tolerance", 1e-9),
         ):  # fmt: skip
             solver.setOptionValue(option, value)
         solver.addVars(len(self.lows), np.array(self.lows), np.array(self.highs))

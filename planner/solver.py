@@ -15,10 +15,14 @@ from .budgets import HOST
 from .costs import Costs, fate_link, reads_in_request
 from .draft import Draft, Ledger
 from .fates import Fate, UnitClass, classes_of
-from .milp import Program
+from .milp import EXACT, Program, Search, SolverError
 
-MOST_CLASSES = 400
+MOST_CLASSES = 128
 """With more classes than this the program is no longer small, and the greedy placement stands."""
+
+_FEW_CLASSES = 16
+_LOOSE = Search(nodes=1, gap=1e-4)
+"""With more than a few classes the last bytes are a knapsack that takes many seconds: near is then enough."""
 
 _SLACK = 1e-9
 """How much of the first objective, relatively, may be lost to the second: the solver's own tolerance."""
@@ -82,16 +86,21 @@ def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | 
         return None
     model = _set_up(classes, ledger, costs, policy)
     first_objective = _cost_rows(model)
-    first = model.program.minimise(first_objective)
-    model.program.at_most(first_objective, first.objective * (1 + _SLACK) + _SLACK)
-    second = model.program.minimise(_hard_bytes(model))
+    few = len(classes) <= _FEW_CLASSES
+    first = second = model.program.minimise(first_objective, EXACT if few else _LOOSE)
+    if few:
+        model.program.at_most(first_objective, first.objective * (1 + _SLACK) + _SLACK)
+        try:
+            second = model.program.minimise(_hard_bytes(model))
+        except SolverError:  # None within the nodes; what the first found stands.
+            few = False
     counts = tuple({fate: second.whole(variable) for fate, variable in row.items()} for row in model.x)
     return Optimum(
         classes=classes,
         counts=counts,
         double={name: second.whole(variable) == 1 for name, variable in model.double.items()},
         cost=first.objective * model.cost_unit,
-        proven=first.optimal and second.optimal,
+        proven=few and first.optimal and second.optimal,
     )
 
 
