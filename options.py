@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from pydantic import ValidationError
 
@@ -140,8 +141,7 @@ _WORKLOAD = ("steps", "tokens", "batch", "ranks", "height", "width", "frames")
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    assert isinstance(value, tuple)
-    return tuple(str(text) for text in value)
+    return tuple(str(text) for text in cast("tuple[object, ...]", value))
 
 
 def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:

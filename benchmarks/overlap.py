@@ -6,6 +6,9 @@ A stack of linear layers is streamed whole, with one slot and with two. The link
 takes 0.5, 1 and 2 times as long as the compute, which is measured first, resident on the same device.
 """
 
+# Torch's own types are partial here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 import platform
 import statistics
 import subprocess

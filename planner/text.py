@@ -1,7 +1,9 @@
 """What the planner found beyond the plan, for people: worths and the frontier, as tables and a picture."""
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -47,10 +49,10 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
     try:
-        from matplotlib.figure import Figure
+        drawing: Any = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise InputError("a picture needs matplotlib", hint="pip install 'placewise[plot]'") from None
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = drawing.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     label = "GiB moved per request"
     for host in sorted({point.host_bytes for point in points}):

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from .document import Fits, Plan
 from .pipeline import Run
+from .record import Record
 from .units import format_bytes
 
 
@@ -37,8 +39,8 @@ def diff_plans(before: Plan, after: Plan) -> Difference:
 def _causes(before: Plan, after: Plan) -> Iterator[str]:
     """What the plans were made from, named as far as a reader needs it to look further."""
     for what in ("pipeline", "workload", "policy"):
-        old, new = getattr(before, what), getattr(after, what)
-        fields = [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
+        old, new = cast(Record, getattr(before, what)), cast(Record, getattr(after, what))
+        fields = [name for name, value in old if value != getattr(new, name)]
         if fields:
             yield f"{what}: {', '.join(fields)} differ"
     old_budgets = {budget.axis: budget for budget in before.budgets}
@@ -47,8 +49,8 @@ def _causes(before: Plan, after: Plan) -> Iterator[str]:
         if old_budget is None:
             yield f"{budget.axis}: new"
         elif old_budget.usable_bytes != budget.usable_bytes:
-            old, new = format_bytes(old_budget.usable_bytes), format_bytes(budget.usable_bytes)
-            yield f"{budget.axis}: usable {old} -> {new}"
+            usable = f"{format_bytes(old_budget.usable_bytes)} -> {format_bytes(budget.usable_bytes)}"
+            yield f"{budget.axis}: usable {usable}"
     yield from (f"{axis}: gone" for axis in old_budgets)
     if before.machine.calibration != after.machine.calibration:
         yield "calibration: differs"

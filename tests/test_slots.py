@@ -14,6 +14,7 @@ from placewise.plans.document import Plan
 from placewise.plans.errors import ExecutionError
 from placewise.plans.policy import Hold, Override
 from placewise.plans.units import GIB
+from torch import nn
 
 from .modules import SIM, Tower, build, machine, on_meta, overridden, plan_for, save
 
@@ -174,11 +175,18 @@ def test_inference_mode_and_no_grad_may_alternate(checkpoint: Path) -> None:
 def test_layers_used_within_one_another_need_a_slot_each(checkpoint: Path) -> None:
     pipeline = load(checkpoint, Watched(), plan(checkpoint, slots=2, ahead=1))
     first, second, third = (pipeline["model"].get_submodule(f"blocks.{number}") for number in range(3))
-    first.register_forward_pre_hook(lambda _, inputs: second(*inputs) if second is not None else None)
+
+    def calls(inner: nn.Module) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def before(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            inner(*inputs)
+
+        return before
+
+    first.register_forward_pre_hook(calls(second))
     x = torch.ones(1, 16, device=SIM)
     pipeline.enter("model")
     assert first(x).shape == x.shape
-    second.register_forward_pre_hook(lambda _, inputs: third(*inputs))
+    second.register_forward_pre_hook(calls(third))
     with pytest.raises(ExecutionError) as caught:
         first(x)
     assert str(caught.value) == (
