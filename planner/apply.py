@@ -12,9 +12,14 @@ from .solver import Optimum
 
 
 class Spread(StrEnum):
-    """Where the layers that stay stand among those that pass through."""
+    """Where the layers that stay stand among those that pass through.
+
+    `interleaved` spreads those that come off the mapping among the others that pass through, too, so that the disk
+    reads while the link copies; with `even` they stand together.
+    """
 
     even = "even"
+    interleaved = "interleaved"
     leading = "leading"
 
 
@@ -62,11 +67,19 @@ def _fates_in_order(each: UnitClass, counts: dict[Fate, int], spread: Spread) ->
     """One fate per unit: those that stay first or, evenly spread, between those that pass through."""
     staying = [fate for fate in _by_stay(each.fates) if fate[1] is not Hold.layer for _ in range(counts[fate])]
     passing = [fate for fate in _by_stay(each.fates) if fate[1] is Hold.layer for _ in range(counts[fate])]
-    if spread == Spread.leading or not staying or not passing:
-        return [*staying, *passing]
-    stays = even_positions(len(staying), len(staying) + len(passing))
-    stay, go = iter(staying), iter(passing)
-    return [next(stay) if index in stays else next(go) for index in range(len(staying) + len(passing))]
+    if spread is Spread.interleaved:
+        mapped = [fate for fate in passing if fate[0] is Home.mapped]
+        passing = _mixed(mapped, [fate for fate in passing if fate[0] is not Home.mapped])
+    return [*staying, *passing] if spread is Spread.leading else _mixed(staying, passing)
+
+
+def _mixed(some: list[Fate], others: list[Fate]) -> list[Fate]:
+    """One kind spread evenly among the other, beginning with it."""
+    if not some or not others:
+        return [*some, *others]
+    places = even_positions(len(some), len(some) + len(others))
+    first, second = iter(some), iter(others)
+    return [next(first) if index in places else next(second) for index in range(len(some) + len(others))]
 
 
 def _by_stay(fates: Sequence[Fate]) -> list[Fate]:

@@ -124,6 +124,6 @@ def _notes(pipeline: Pipeline, machine: Machine, found: Found) -> tuple[str, ...
         notes.append("not calibrated: seconds are unknown, and bytes decide")
     elif not all(costs.compute_known for costs in found.costs.values()):
         notes.append("compute time is not known: the plan minimises the time of moving weights")
-    if found.chosen is not None and not found.proven:
-        notes.append("too many kinds of layers for an exact solution: the placement is greedy, and fits")
+    if found.chosen is not None and found.bound is None:
+        notes.append("too many kinds of layers for an exact solution: the placement fits, and a better one may exist")
     return tuple(notes)

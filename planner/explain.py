@@ -28,7 +28,7 @@ def _whole(found: Found) -> Iterator[Decision]:
         rule="least-seconds" if found.timed else "least-bytes-moved",
         subject="request",
         choice=found.chosen.name,
-        because=_cost(found.chosen, found) | {"proven_optimal": int(found.proven)},
+        because=_cost(found.chosen, found) | _proof(found),
         rejected=tuple(
             Rejected(choice=other.name, why=_why(other, found), predicted_seconds=_seconds(other, found))
             for other in found.others
@@ -38,6 +38,14 @@ def _whole(found: Found) -> Iterator[Decision]:
 
 def _cost(candidate: Candidate, found: Found) -> dict[str, int | None]:
     return {"microseconds": round(candidate.cost * 1e6)} if found.timed else {"moved_bytes": round(candidate.cost)}
+
+
+def _proof(found: Found) -> dict[str, int | None]:
+    """Whether the placement is the optimum; if not, the cost that none is below."""
+    if found.proven or found.bound is None:
+        return {"proven_optimal": int(found.proven)}
+    bound = {"bound_microseconds": round(found.bound * 1e6)} if found.timed else {"bound_bytes": round(found.bound)}
+    return {"proven_optimal": 0, **bound}
 
 
 def _seconds(candidate: Candidate, found: Found) -> float | None:

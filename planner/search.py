@@ -21,6 +21,9 @@ _MOST_COMPARED_UNITS = 2_000
 _TIE = 1e-9
 """Costs that differ by less than this share are the same: they are sums of floating-point numbers."""
 
+_PROOF = 1e-6
+"""How close to the bound a cost must be to be proven: the solver's tolerance on it."""
+
 _SIMPLE: tuple[tuple[str, Callable[[Ledger, Policy], None]], ...] = (
     (GREEDY, greedy.fill),
     ("greedy-prefix", greedy.fill_prefix),
@@ -42,7 +45,8 @@ class Candidate:
 class Found:
     """The chosen placement, the others, and what was short where there is none.
 
-    `proven` says that nothing cheaper exists, by the solver's account.
+    `bound` is a cost that no placement is below, by the solver's account; null where it did not look to the end. It
+    takes a pass that overlaps for as long as its longest resource; the chosen placement's schedule may lie above.
     """
 
     ledger: Ledger
@@ -50,7 +54,12 @@ class Found:
     short: tuple[Short, ...] = ()
     chosen: Candidate | None = None
     others: tuple[Candidate, ...] = ()
-    proven: bool = False
+    bound: float | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether the simulated cost is the program's own, below which nothing is."""
+        return self.chosen is not None and self.bound is not None and self.chosen.cost <= self.bound * (1 + _PROOF)
 
     @property
     def timed(self) -> bool:
@@ -90,7 +99,7 @@ def search(make: Callable[[], Ledger], rates: dict[str, Rates | None], policy: P
         costs=costs,
         chosen=chosen,
         others=tuple(candidate for candidate in candidates if candidate is not chosen),
-        proven=optimum is not None and optimum.proven,
+        bound=optimum.cost if optimum is not None and optimum.proven else None,
     )
 
 

@@ -27,6 +27,9 @@ _LOOSE = Search(nodes=1, gap=1e-4)
 _SLACK = 1e-9
 """How much of the first objective, relatively, may be lost to the second: the solver's own tolerance."""
 
+_INTEGRALITY = 2e-6
+"""Twice how far from a whole number the solver's whole numbers may be."""
+
 _MOST_COEFFICIENT = 10_000_000
 _COST_SCALE = 1e6
 """The largest cost in the program: far above its tolerances, and small enough that rounding does not show."""
@@ -251,7 +254,8 @@ def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
         needed = _sum(needed, _in_phase(model, draft))
     # When cached is 1, what is mapped goes into what the host does not need otherwise; when 0, the row says nothing.
     slack = total + 3 * sum(len(each.units) * each.packed for each in model.classes) / model.unit_bytes + abs(room)
-    model.program.at_most(_sum(mapped, needed, {cached: slack}), room + slack)
+    # A solver's 1 may be a millionth less, which times the slack is not little: what is cached must be so by more.
+    model.program.at_most(_sum(mapped, needed, {cached: slack}), room + slack - math.floor(slack * _INTEGRALITY))
     return disk
 
 

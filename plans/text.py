@@ -174,6 +174,8 @@ def _figure(name: str, value: int | None) -> str:
         return "proven optimal" if value else "not proven optimal"
     if name == "microseconds":
         return f"{value / 1e6:.3f} s of phases"
+    if name == "bound_microseconds":
+        return f"none is below {value / 1e6:.3f} s"
     if name.endswith("_bytes") or name == "bytes":
         return f"{name.removesuffix('_bytes').replace('_', ' ')} {format_bytes(value)}"
     return f"{name.replace('_', ' ')} {value}"
