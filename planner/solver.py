@@ -67,6 +67,7 @@ class _Model:
     ledger: Ledger
     unit_bytes: int
     cost_unit: float
+    most_slots: int
 
     def size(self, count: int) -> int:
         """Bytes in the program's unit, rounded up."""
@@ -124,6 +125,7 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
         ledger=ledger,
         unit_bytes=max(1, unit_bytes),
         cost_unit=_largest_cost(classes, costs) / _COST_SCALE or 1.0,
+        most_slots=policy.slots,
     )
     model.slot_bytes |= {draft.component.name: _slot_rows(model, draft, policy) for draft in ledger.drafts}
     _memory_rows(model)
@@ -195,7 +197,8 @@ def _cost_rows(model: _Model) -> dict[int, float]:
         for each, row, (home, hold), _ in _fates(model, draft):
             target = layers if hold is Hold.layer else serial
             target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold) / model.cost_unit
-        disk = _disk_variable(model, draft, costs)
+        disk, cached = _disk_variable(model, draft, costs)
+        _fetch_row(model, draft, phase, cached)
         compute = costs.compute * draft.component.passes / model.cost_unit
         _phase_rows(model, draft, phase, compute, layers, serial, disk)
     return objective
@@ -226,7 +229,25 @@ def _phase_rows(
     model.program.at_most(_sum({disk: 1.0}, {phase: -1.0}), 0)
 
 
-def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
+def _fetch_row(model: _Model, draft: Draft, phase: int, cached: int) -> None:
+    """With two slots one layer is on its way at a time, and takes as long as the slower of its disk and link.
+
+    So the layers' fetches add up, whatever runs beside them: disk and link of different layers do not overlap. More
+    slots may do better, and then the row is left out.
+    """
+    if draft.component.name not in model.double or model.most_slots > 2:
+        return
+    costs, passes = model.costs[draft.component.name], draft.component.passes
+    fetches: dict[int, float] = {}
+    for each, row, (home, hold), _ in _fates(model, draft):
+        if hold is Hold.layer:
+            slower = max(costs.link[home], costs.disk if home is Home.mapped else 0.0)
+            fetches[row[home, hold]] = each.stored * slower * passes / model.cost_unit
+    # When cached is 1, the slower is the link, of which another row takes care.
+    model.program.at_most(_sum(fetches, {phase: -1.0, cached: -_most_disk(model, draft)}), 0)
+
+
+def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> tuple[int, int]:
     """The cost of a phase's disk reads. What is mapped is read once, and again in each pass unless all of it is cached.
 
     A scan in the same order every time keeps nothing in a cache that it does not fit into.
@@ -256,7 +277,7 @@ def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> int:
     slack = total + 3 * sum(len(each.units) * each.packed for each in model.classes) / model.unit_bytes + abs(room)
     # A solver's 1 may be a millionth less, which times the slack is not little: what is cached must be so by more.
     model.program.at_most(_sum(mapped, needed, {cached: slack}), room + slack - math.floor(slack * _INTEGRALITY))
-    return disk
+    return disk, cached
 
 
 def _most_disk(model: _Model, draft: Draft) -> float:
