@@ -18,9 +18,8 @@ from .plans.machine import Accelerator, Machine
 from .plans.pipeline import Pipeline, Workload
 from .plans.policy import Override, Policy
 from .plans.units import parse_bytes
+from .policies.admission import CPU
 from .policies.presets import PRESETS, load_preset, policy_from_json
-
-CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from .guards import MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
 from .slots import Slots
-from .units import Unit
+from .units import Unit, fill
 
 
 class Resident:
@@ -152,8 +152,7 @@ class Resident:
 
     def _hold(self, unit: Unit) -> None:
         weights = unit.layout.views(self.machine.allocate(unit.layout.nbytes))
-        for name, weight in weights.items():
-            self.machine.copy_in(weight, unit.source[name])
+        fill(self.machine, weights, unit.source)
         self._held_bytes += unit.layout.nbytes
         self._bind(unit, weights)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .machine import Machine
-from .units import Unit
+from .units import Unit, fill
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -135,6 +135,5 @@ class Slots:
 def _copy(machine: Machine, weights: Weights, source: Weights) -> None:
     """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
     with torch.inference_mode(mode=False), torch.no_grad():
-        for name, weight in weights.items():
-            machine.copy_in(weight, source[name])
+        fill(machine, weights, source)
         machine.synchronize()

@@ -93,7 +93,8 @@ def units_of(
             prefix = None if stack is None else layer_prefix(stack, number)
             stored = by_unit.get((stack, number), [])
             own = [name for name in stored if prefix is None or name not in apart]
-            for part, group in ((prefix, own), (None, [name for name in stored if name not in own])):
+            others = [name for name in stored if prefix is not None and name in apart]
+            for part, group in ((prefix, own), (None, others)):
                 if group:
                     layout = pack(entries, group)
                     source = _settle(segment.home, layout, view, host, device)
@@ -115,9 +116,14 @@ def _settle(home: Home, layout: PackedLayout, view: View, host: Machine, device:
         return views
     machine = device if home is Home.device else host
     copies = layout.views(machine.allocate(layout.nbytes))
-    for name, copy in copies.items():
-        machine.copy_in(copy, views[name])
+    fill(machine, copies, views)
     return copies
+
+
+def fill(machine: Machine, weights: Mapping[str, torch.Tensor], source: Mapping[str, torch.Tensor]) -> None:
+    """Write each weight from the source of the same name. The copies may run on where the machine has streams."""
+    for name, weight in weights.items():
+        machine.copy_in(weight, source[name])
 
 
 def open_views(files: Iterable[Header], tensors: Mapping[str, tuple[Header, TensorEntry]]) -> View:

@@ -17,6 +17,11 @@ def is_denoiser(name: str) -> bool:
     return name.removesuffix("_2") in _DENOISERS
 
 
+def is_generator(class_name: str | None) -> bool:
+    """Whether a class generates token by token, by the names that transformers gives."""
+    return (class_name or "").endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+
+
 def usual_edges(names: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """The flow that diffusion pipelines share: conditioners, then denoisers one after another, then the rest.
 

@@ -10,7 +10,7 @@ import msgspec
 from ..plans.errors import CheckpointError, InputError
 from ..plans.pipeline import Activations, Component, GivenActivations, Pipeline, UnknownActivations, Workload
 from .checkpoint import CheckpointFacts, pickled_files, read_checkpoint, weight_files
-from .dataflow import is_denoiser, phase_order, usual_edges
+from .dataflow import is_denoiser, is_generator, phase_order, usual_edges
 from .inventory import component_of
 
 ASSUMED_STEPS = 50
@@ -112,9 +112,7 @@ def _passes(source: _Source, workload: Workload) -> tuple[int, str | None]:
         if workload.steps is None:
             return ASSUMED_STEPS, f"{source.name}: sampling steps not stated, {ASSUMED_STEPS} assumed"
         return max(1, workload.steps), None
-    if source.name == "model" and (source.class_name or "").endswith(
-        ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-    ):
+    if source.name == "model" and is_generator(source.class_name):
         if workload.tokens is None:
             return ASSUMED_TOKENS, f"{source.name}: tokens to generate not stated, {ASSUMED_TOKENS} assumed"
         return workload.tokens, None

@@ -42,7 +42,7 @@ def _choose(draft: Draft, optimum: Optimum, ledger: Ledger, costs: Costs, policy
         return
     mine, cached = _mine(optimum, draft), is_cached(draft, ledger)
     best: tuple[float, int, int] | None = None
-    options = list(product(range(1, policy.slots + 1), (Spread)))
+    options = list(product(range(1, policy.slots + 1), Spread))
     for index, (slots, spread) in enumerate(options):
         _assign(mine, ledger, draft, spread)
         draft.grant_slots(slots, policy.prefetch_layers)

@@ -9,7 +9,8 @@ from ..plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, Re
 from ..plans.errors import InputError
 from ..plans.machine import Accelerator, Disk, Machine
 from ..plans.units import MIB
-from .calibrate_compute import CPU, here, measure_copy, measure_links, measure_products
+from ..policies.admission import CPU
+from .calibrate_compute import here, measure_copy, measure_links, measure_products
 from .calibrate_disk import DiskMeasurement
 from .calibrate_files import checkpoint_files, open_sources
 from .calibration_cache import fingerprint_of

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from ..plans.calibration import ComputeRate, LinkRate
 from ..plans.machine import Accelerator
 from ..plans.units import GIB
+from ..policies.admission import CPU
 from .effort import Effort
 
 if TYPE_CHECKING:
     import torch
 
-CPU = "cpu"
 
 _SIMULATED = "sim"
 _SMALLEST_MATMUL = 256

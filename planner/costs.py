@@ -8,6 +8,7 @@ unknown.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..models.dataflow import is_generator
 from ..plans.pipeline import Component, TracedActivations
 from ..plans.policy import Hold, Home
 from .budgets import HOST
@@ -84,8 +85,7 @@ def compute_seconds(component: Component, rates: Rates) -> float | None:
 
 def _generates(component: Component) -> bool:
     """Whether a pass is one token of many, which the traced pass over all tokens at once does not tell the cost of."""
-    name = component.class_name or ""
-    return component.passes > 1 and name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
+    return component.passes > 1 and is_generator(component.class_name)
 
 
 def fate_link(costs: Costs, draft: Draft, stored: int, home: Home, hold: Hold) -> float:

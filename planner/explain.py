@@ -1,10 +1,10 @@
 """Decisions: for every segment of the plan the rule that chose it, the numbers, and what was not taken."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..plans.document import Decision, Rejected, Segment
-from ..plans.pipeline import Run
 from ..plans.policy import Copies, Hold, Home, Policy, Residency
+from ..plans.subjects import subject_of
 from ..plans.units import format_bytes
 from ..policies.selectors import Wish
 from .budgets import HOST
@@ -84,14 +84,6 @@ def _slots_rule(draft: Draft, policy: Policy) -> str:
     if not draft.overlaps:
         return "one-slot-without-overlap"
     return "slots-for-layers" if draft.slots == draft.streamed else "slots-within-device"
-
-
-def subject_of(component: str, stack: str | None, layers: Sequence[Run]) -> str:
-    """A segment by name: `transformer.blocks[0:12,30:60]`, or `transformer (fixed)`."""
-    if stack is None:
-        return f"{component} (fixed)"
-    runs = ",".join(f"{start}:{stop}" for start, stop in layers)
-    return f"{component}.{stack}[{runs}]" if stack else f"{component}[{runs}]"
 
 
 def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -> Decision:

@@ -37,11 +37,10 @@ _COST_SCALE = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
-    """The counts that were found: by class, how many units have each of its fates; and which drafts have two slots."""
+    """The counts that were found: by class, how many units have each of its fates."""
 
     classes: tuple[UnitClass, ...]
     counts: tuple[dict[Fate, int], ...]
-    double: dict[str, bool]
     cost: float
     proven: bool
 
@@ -102,7 +101,6 @@ def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | 
     return Optimum(
         classes=classes,
         counts=counts,
-        double={name: second.whole(variable) == 1 for name, variable in model.double.items()},
         cost=first.objective * model.cost_unit,
         proven=few and first.optimal and second.optimal,
     )
@@ -299,10 +297,10 @@ def _hard_bytes(model: _Model) -> dict[int, float]:
     """Copies on the host and everything held on devices: what cannot be dropped under pressure."""
     terms: dict[int, float] = {}
     for draft in model.ledger.drafts:
-        for each, row, (home, hold), size in _fates(model, draft):
+        for _, row, (home, hold), size in _fates(model, draft):
             held = home is not Home.mapped or hold is Hold.phase
             both = home is Home.pageable and hold is Hold.phase
-            terms[row[home, hold]] = size * (held + both) if each.packed else 0.0
+            terms[row[home, hold]] = float(size * (held + both))
     return terms
 
 

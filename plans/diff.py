@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from .document import Fits, Plan
-from .pipeline import Run
 from .record import Record
+from .subjects import subject_of
 from .units import format_bytes
 
 
@@ -71,7 +71,9 @@ def _moves(before: Plan, after: Plan) -> Iterator[Move]:
             runs.append((component, stack, [layer], was, now))
     for component, stack, layers, was, now in runs:
         moved = sum(sizes[component, stack, layer] for layer in layers)
-        yield Move(subject=_subject(component, stack, (layers[0], layers[-1] + 1)), bytes=moved, before=was, after=now)
+        yield Move(
+            subject=subject_of(component, stack, [(layers[0], layers[-1] + 1)]), bytes=moved, before=was, after=now
+        )
 
 
 def _figures(before: Plan, after: Plan) -> Iterator[str]:
@@ -111,7 +113,3 @@ def _sizes(plan: Plan) -> dict[tuple[str, str | None, int], int]:
             for size in stack.sizes:
                 sizes |= {(component.name, stack.name, layer): size.layer_bytes for layer in range(*size.layers)}
     return sizes
-
-
-def _subject(component: str, stack: str | None, run: Run) -> str:
-    return f"{component} (fixed)" if stack is None else f"{component}.{stack}[{run[0]}:{run[1]}]"

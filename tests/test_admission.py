@@ -1,17 +1,15 @@
 """The admission rules: what a policy does not admit on a machine, in whole sentences."""
 
 import pytest
-from placewise.plans.document import Plan
 from placewise.plans.errors import InputError
-from placewise.plans.machine import Accelerator, Machine, Malformed, Unmeasurable
+from placewise.plans.machine import Accelerator, Malformed, Unmeasurable
 from placewise.plans.policy import Hold, Home, Override
 from placewise.policies.presets import PRESETS, load_preset, policy_from_json
 
+from .overriding import LARGE, VAE, broken, plan_with
 from .questions import (
-    BARE,
     GIB,
     accelerator_of,
-    component_of,
     cuda,
     fits,
     host_of,
@@ -19,30 +17,10 @@ from .questions import (
     mps,
     plan_of,
     policy_of,
-    refused,
-    stack_of,
 )
 
-TRANSFORMER = component_of("transformer", stack_of("blocks", GIB, GIB), fixed=GIB, passes=50)
-VAE = component_of("vae", fixed=GIB)
-LARGE = machine_of(512 * GIB, cuda(80 * GIB))
 PAIRS = "device goes with always, the others with phase or layer"
 UNKNOWN = Unmeasurable(why="this platform does not tell")
-
-
-def plan_with(*overrides: Override, machine: Machine = LARGE) -> Plan:
-    return plan_of(machine, TRANSFORMER, VAE, policy=policy_of("auto", *overrides, **BARE))
-
-
-def error_of(*overrides: Override) -> str:
-    with pytest.raises(InputError) as caught:
-        plan_with(*overrides)
-    return str(caught.value)
-
-
-def broken(plan: Plan) -> list[tuple[str, str, str]]:
-    assert (plan.placements, refused(plan).short, refused(plan).nearest) == ((), (), ())
-    return [(one.rule, one.subject, one.why) for one in refused(plan).broken]
 
 
 class TestRules:

@@ -1,14 +1,12 @@
 """What a policy's overrides ask: what is honoured, what does not fit, and what is no sensible wish."""
 
 import pytest
-from placewise.plans.document import Plan
 from placewise.plans.errors import InputError
-from placewise.plans.machine import Machine, Unmeasurable
 from placewise.plans.policy import Hold, Home, Override
 from placewise.policies.presets import load_preset, policy_from_json
 
+from .overriding import LARGE, TRANSFORMER, VAE, error_of, plan_with
 from .questions import (
-    BARE,
     GIB,
     component_of,
     cuda,
@@ -21,27 +19,6 @@ from .questions import (
     refused,
     stack_of,
 )
-
-TRANSFORMER = component_of("transformer", stack_of("blocks", GIB, GIB), fixed=GIB, passes=50)
-VAE = component_of("vae", fixed=GIB)
-LARGE = machine_of(512 * GIB, cuda(80 * GIB))
-PAIRS = "device goes with always, the others with phase or layer"
-UNKNOWN = Unmeasurable(why="this platform does not tell")
-
-
-def plan_with(*overrides: Override, machine: Machine = LARGE) -> Plan:
-    return plan_of(machine, TRANSFORMER, VAE, policy=policy_of("auto", *overrides, **BARE))
-
-
-def error_of(*overrides: Override) -> str:
-    with pytest.raises(InputError) as caught:
-        plan_with(*overrides)
-    return str(caught.value)
-
-
-def broken(plan: Plan) -> list[tuple[str, str, str]]:
-    assert (plan.placements, refused(plan).short, refused(plan).nearest) == ((), (), ())
-    return [(one.rule, one.subject, one.why) for one in refused(plan).broken]
 
 
 class TestHonoured:
