@@ -40,7 +40,7 @@ def cli() -> None:
 def facts(model: Path | None, as_json: bool) -> None:
     """Measure this machine: host memory, accelerators, and the disk that holds MODEL."""
     from .options import with_calibration
-    from .planner.facts import measure_machine
+    from .planner.measuring.facts import measure_machine
 
     machine = measure_machine(model)
     if model is not None:
@@ -128,9 +128,9 @@ def calibrate(model: Path, as_json: bool) -> None:
 
     They are kept for later plans on this machine, and for this disk.
     """
-    from .planner.accelerators import measure_accelerators
-    from .planner.calibrate import calibrate as measure
-    from .planner.calibration_cache import save_calibration
+    from .planner.calibrating.cache import save_calibration
+    from .planner.calibrating.calibrate import calibrate as measure
+    from .planner.measuring.accelerators import measure_accelerators
     from .plans.calibration_text import print_calibration
 
     bar = part_bar()

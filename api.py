@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .models.pipeline import read_pipeline
 from .planner.compile import compile_plan
-from .planner.facts import measure_machine
+from .planner.measuring.facts import measure_machine
 from .plans.codec import plan_from_json, plan_to_json, read_plan
 from .plans.document import Plan
 from .plans.drift import ChangedFact, drift

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import api
-from .planner.accelerators import given_accelerator, given_host
+from .planner.measuring.accelerators import given_accelerator, given_host
 from .plans.document import Plan
 from .plans.errors import ExecutionError, InputError
 from .plans.machine import Machine

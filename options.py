@@ -8,10 +8,10 @@ from typing import cast
 from pydantic import ValidationError
 
 from .models.pipeline import read_pipeline
-from .planner.accelerators import given_accelerator, given_host, with_given
-from .planner.calibrate import given_calibration
-from .planner.calibration_cache import fingerprint_of, load_calibration
-from .planner.facts import measure_machine, read_machine
+from .planner.calibrating.cache import fingerprint_of, load_calibration
+from .planner.calibrating.calibrate import given_calibration
+from .planner.measuring.accelerators import given_accelerator, given_host, with_given
+from .planner.measuring.facts import measure_machine, read_machine
 from .plans.codec import explain_validation, read_file
 from .plans.errors import InputError
 from .plans.machine import Accelerator, Machine
@@ -121,7 +121,7 @@ def request_of(path: Path, *, trace: Callable[[str], None] | None, given: Mappin
         activation_bytes={name: parse_bytes(size) for name, size in sizes.items()},
     )
     if trace is not None:
-        from .planner.trace import trace_pipeline
+        from .planner.tracing.trace import trace_pipeline
 
         root = path if path.is_dir() else path.parent
         pipeline = trace_pipeline(pipeline, root, workload, trace)

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 from placewise.executor.load import LoadedPipeline, load_plan
 from placewise.executor.machine import Capabilities
-from placewise.executor.simulated import simulated_device
-from placewise.executor.simulated_machine import SimulatedMachine
+from placewise.executor.simulation.accelerator import simulated_device
+from placewise.executor.simulation.machine import SimulatedMachine
 from placewise.models.build import parameters_on_meta
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.accelerators import given_accelerator, given_host
 from placewise.planner.compile import compile_plan
+from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.machine import Machine
 from placewise.plans.pipeline import Workload
 from placewise.plans.policy import Hold, Override

@@ -9,9 +9,9 @@ decision. Compute is left out, so that seconds are those of moving weights; they
 from dataclasses import dataclass
 from itertools import pairwise
 
-from placewise.planner.accelerators import given_accelerator, given_host
-from placewise.planner.calibrate import given_calibration
+from placewise.planner.calibrating.calibrate import given_calibration
 from placewise.planner.compile import compile_plan
+from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.document import Fits, Plan
 from placewise.plans.machine import Machine
 from placewise.plans.pipeline import Checkpoint, Component, LayerSize, Pipeline, Stack, UnknownActivations, Workload

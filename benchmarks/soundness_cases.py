@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from placewise.planner.live_bytes import LiveBytes
+from placewise.planner.tracing.live_bytes import LiveBytes
 from placewise.plans.record import Record
 from placewise.plans.units import MIB
 from placewise.policies.presets import PRESETS

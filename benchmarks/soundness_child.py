@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from placewise.executor.load import LoadedPipeline, load_plan
 from placewise.executor.machine import Machine as Opened
-from placewise.executor.simulated import inner, simulated_device
-from placewise.executor.simulated_machine import SimulatedMachine
+from placewise.executor.simulation.accelerator import inner, simulated_device
+from placewise.executor.simulation.machine import SimulatedMachine
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.accelerators import given_accelerator, given_host, with_given
 from placewise.planner.compile import compile_plan
-from placewise.planner.facts import measure_machine
+from placewise.planner.measuring.accelerators import given_accelerator, given_host, with_given
+from placewise.planner.measuring.facts import measure_machine
 from placewise.plans.document import Plan, Refused
 from placewise.plans.errors import DeviceMemoryError
 from placewise.plans.machine import Machine, Measured

@@ -8,9 +8,9 @@ from ..plans.machine import Measured
 from .machine import Machine
 from .machine_cpu import CpuMachine
 from .machine_torch import TorchMachine
-from .simulated import simulated_device
-from .simulated_device import DEVICE_TYPE, DEVICES, SimulatedDevice
-from .simulated_machine import SimulatedMachine
+from .simulation.accelerator import simulated_device
+from .simulation.device import DEVICE_TYPE, DEVICES, SimulatedDevice
+from .simulation.machine import SimulatedMachine
 
 CPU = "cpu"
 

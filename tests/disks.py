@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from placewise.planner.disk import disk_of
-from placewise.planner.effort import Effort
+from placewise.planner.calibrating.effort import Effort
+from placewise.planner.measuring.disk import disk_of
 from placewise.plans.units import KIB, MIB
 
 LITTLE = Effort(

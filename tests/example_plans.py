@@ -10,9 +10,9 @@ from io import StringIO
 from pathlib import Path
 
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.accelerators import given_accelerator, given_host
-from placewise.planner.calibrate import given_calibration
+from placewise.planner.calibrating.calibrate import given_calibration
 from placewise.planner.compile import compile_plan
+from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.codec import plan_to_json
 from placewise.plans.document import Plan
 from placewise.plans.machine import Machine

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from placewise.planner.host import Memory, measure_host
+from placewise.planner.measuring.host import Memory, measure_host
 from placewise.plans.machine import Host, Malformed, Measured, Unmeasurable
 
 GIB = 1 << 30

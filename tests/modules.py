@@ -10,8 +10,8 @@ import torch
 from placewise.executor.load import LoadedPipeline, load_plan
 from placewise.models.build import parameters_on_meta
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.accelerators import given_accelerator, given_host
 from placewise.planner.compile import compile_plan
+from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.document import Fits, Plan
 from placewise.plans.machine import Machine
 from placewise.plans.pipeline import Workload

@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from placewise.planner.accelerators import given_accelerator
-from placewise.planner.calibrate import calibrate, given_calibration
-from placewise.planner.calibrate_compute import here, measure_copy, measure_links, measure_products
+from placewise.planner.calibrating.calibrate import calibrate, given_calibration
+from placewise.planner.calibrating.compute import here, measure_copy, measure_links, measure_products
+from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.plans.calibration import ReadMode
 from placewise.plans.calibration_text import print_calibration
 from placewise.plans.errors import InputError
@@ -142,7 +142,7 @@ def test_accelerators_of_another_machine_are_not_here() -> None:
 
 
 def test_importing_costs_no_torch() -> None:
-    code = "import sys, placewise.planner.calibrate; sys.exit('torch' in sys.modules)"
+    code = "import sys, placewise.planner.calibrating.calibrate; sys.exit('torch' in sys.modules)"
     path = str(Path(__file__).resolve().parent.parent / ".src")
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": path, "PATH": ""})
 
@@ -175,4 +175,4 @@ def _on(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
     def answer(_path: Path) -> Disk:
         return disk
 
-    monkeypatch.setattr("placewise.planner.calibrate.disk_of", answer)
+    monkeypatch.setattr("placewise.planner.calibrating.calibrate.disk_of", answer)

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from placewise.planner.calibrate_disk import DiskMeasurement
-from placewise.planner.calibrate_files import Source, checkpoint_files, has_holes, open_sources
-from placewise.planner.effort import Effort
-from placewise.planner.timed_reads import Region, Way, timed_read
+from placewise.planner.calibrating.disk import DiskMeasurement
+from placewise.planner.calibrating.effort import Effort
+from placewise.planner.calibrating.files import Source, checkpoint_files, has_holes, open_sources
+from placewise.planner.calibrating.timed_reads import Region, Way, timed_read
 from placewise.plans.calibration import ReadMode
 from placewise.plans.units import KIB, MIB
 

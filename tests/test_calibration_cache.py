@@ -2,15 +2,15 @@ import os
 from pathlib import Path
 
 import pytest
-from placewise.planner.accelerators import given_accelerator
-from placewise.planner.calibrate import given_calibration
-from placewise.planner.calibration_cache import (
+from placewise.planner.calibrating.cache import (
     default_cache_dir,
     fingerprint_of,
     load_calibration,
     save_calibration,
 )
-from placewise.planner.cores import available_cores
+from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.measuring.accelerators import given_accelerator
+from placewise.planner.measuring.cores import available_cores
 from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, ReadMode
 from placewise.plans.errors import InputError
 from placewise.plans.machine import Disk, Host, Machine, Measured, Unmeasurable

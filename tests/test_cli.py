@@ -176,8 +176,8 @@ def test_trace_fills_in_activations(run: Run, tmp_path: Path) -> None:
 
 
 def test_calibrate_keeps_rates_that_later_plans_use(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from placewise.planner.calibrate import calibrate
-    from placewise.planner.effort import Effort
+    from placewise.planner.calibrating.calibrate import calibrate
+    from placewise.planner.calibrating.effort import Effort
 
     small = Effort(
         region_bytes=MIB,

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from placewise.planner.disk import disk_of
+from placewise.planner.measuring.disk import disk_of
 from placewise.plans.machine import Disk
 
 from .hosts import HostTree

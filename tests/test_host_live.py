@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from placewise.planner.disk import disk_of
-from placewise.planner.host import measure_host
+from placewise.planner.measuring.disk import disk_of
+from placewise.planner.measuring.host import measure_host
 from placewise.plans.machine import Cap, Host, Measured
 
 from .cgroup import MemoryGroup, live_reason, memory_cap
@@ -22,7 +22,7 @@ SLACK = 24 * MIB
 
 MEASURE = """
 import sys
-from placewise.planner.host import measure_host
+from placewise.planner.measuring.host import measure_host
 """
 REPORT = "\nprint(measure_host().model_dump_json())\n"
 READ = "\nwith open(sys.argv[1], 'rb') as file:\n    while file.read(1 << 20): pass\n"

@@ -8,8 +8,8 @@ import torch
 from placewise.executor.machine import Capabilities, Machine, MemoryFigures
 from placewise.executor.machine_cpu import CpuMachine
 from placewise.executor.machine_torch import TorchMachine
-from placewise.executor.simulated import simulated_device
-from placewise.executor.simulated_machine import SimulatedMachine
+from placewise.executor.simulation.accelerator import simulated_device
+from placewise.executor.simulation.machine import SimulatedMachine
 from placewise.plans.errors import DeviceMemoryError, InputError
 
 CAPACITY = 1 << 20

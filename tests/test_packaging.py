@@ -20,9 +20,13 @@ def settings() -> dict[str, list[str]]:
 
 
 def test_every_folder_of_modules_is_listed() -> None:
-    folders = {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - {"tests", "benchmarks"}
-    assert folders == set(SHIPPED)
-    assert set(settings()["packages"]) == {"placewise", *(f"placewise.{folder}" for folder in SHIPPED)}
+    folders = {
+        path.parent.relative_to(REPOSITORY)
+        for folder in SHIPPED
+        for path in REPOSITORY.glob(f"{folder}/**/__init__.py")
+    }
+    assert {path.parent.name for path in REPOSITORY.glob("*/__init__.py")} - {"tests", "benchmarks"} == set(SHIPPED)
+    assert set(settings()["packages"]) == {"placewise", *(".".join(("placewise", *folder.parts)) for folder in folders)}
 
 
 def test_every_init_file_but_the_face_is_a_docstring() -> None:

@@ -1,5 +1,5 @@
 import pytest
-from placewise.planner.calibrate import given_calibration
+from placewise.planner.calibrating.calibrate import given_calibration
 from placewise.planner.rates import Rates, rates_of
 from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
 from placewise.plans.errors import InputError

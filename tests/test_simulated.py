@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from placewise.executor.simulated import SimulatedDevice, SimulatedTensor, inner, simulated_device
+from placewise.executor.simulation.accelerator import SimulatedDevice, SimulatedTensor, inner, simulated_device
 from placewise.plans.errors import DeviceMismatchError, ExecutionError, InputError
 from torch import nn
 

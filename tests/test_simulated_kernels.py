@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from placewise.executor.simulated import SimulatedTensor, simulated_device
+from placewise.executor.simulation.accelerator import SimulatedTensor, simulated_device
 from torch import nn
 from torch.nn import functional as F
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from placewise.executor.simulated import SimulatedDevice, inner, simulated_device
+from placewise.executor.simulation.accelerator import SimulatedDevice, inner, simulated_device
 from placewise.plans.errors import DeviceMemoryError, ExecutionError
 from torch import nn
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from placewise.executor.simulated import SimulatedDevice, simulated_device
+from placewise.executor.simulation.accelerator import SimulatedDevice, simulated_device
 
 diffusers: Any = pytest.importorskip("diffusers")
 transformers: Any = pytest.importorskip("transformers")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from placewise.executor.guards import ReleasedWeight
 from placewise.executor.load import LoadedPipeline, load_plan
-from placewise.executor.simulated import simulated_device
-from placewise.executor.simulated_machine import SimulatedMachine
+from placewise.executor.simulation.accelerator import simulated_device
+from placewise.executor.simulation.machine import SimulatedMachine
 from placewise.plans.document import Plan
 from placewise.plans.errors import ExecutionError
 from placewise.plans.policy import Hold, Override

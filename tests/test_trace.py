@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from placewise.planner import trace
 from placewise.planner.compile import compile_plan
-from placewise.planner.trace import trace_component, trace_pipeline
+from placewise.planner.tracing import trace
+from placewise.planner.tracing.trace import trace_component, trace_pipeline
 from placewise.plans.codec import plan_from_json, plan_to_json
 from placewise.plans.pipeline import (
     Checkpoint,

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from placewise.executor.simulated import simulated_device
+from placewise.executor.simulation.accelerator import simulated_device
 from placewise.plans.errors import DeviceMemoryError
 
 CAPACITY = 4096

@@ -9,8 +9,8 @@ from typing import Final, cast
 
 import torch
 
-from .simulated_device import DEVICE_TYPE, SimulatedDevice, device_at, over_link
-from .simulated_rules import (
+from .device import DEVICE_TYPE, SimulatedDevice, device_at, over_link
+from .rules import (
     Operator,
     check_devices,
     decomposes,
@@ -20,7 +20,7 @@ from .simulated_rules import (
     refuse_layouts,
     written_arguments,
 )
-from .simulated_wrapper import Wrapper
+from .wrapper import Wrapper
 
 aten = torch.ops.aten
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..plans.calibration import ComputeRate, LinkRate
-from ..plans.machine import Accelerator
-from ..plans.units import GIB
-from ..policies.admission import CPU
+from ...plans.calibration import ComputeRate, LinkRate
+from ...plans.machine import Accelerator
+from ...plans.units import GIB
+from ...policies.admission import CPU
 from .effort import Effort
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..plans.pipeline import Workload
+from ...plans.pipeline import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plans.machine import Cap, Malformed, Unmeasurable
+from ...plans.machine import Cap, Malformed, Unmeasurable
 from .cgroup_levels import V1, V2, Files, Level, caps_above, caps_of, charges_children
 from .kernel_files import lines_of, quoted, read_kernel_file, shown
 from .mountinfo import Mount, read_mounts

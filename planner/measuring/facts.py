@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..plans.codec import explain_validation, read_file
-from ..plans.errors import FactsError
-from ..plans.machine import Machine
+from ...plans.codec import explain_validation, read_file
+from ...plans.errors import FactsError
+from ...plans.machine import Machine
 from .accelerators import measure_accelerators
 from .disk import disk_of
 from .host import measure_host

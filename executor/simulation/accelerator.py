@@ -19,10 +19,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from ..plans.errors import InputError
-from .simulated_device import DEVICE_TYPE, DEVICES, SimulatedDevice
-from .simulated_rules import whole_composites
-from .simulated_tensor import SimulatedTensor, adopt, execute
+from ...plans.errors import InputError
+from .device import DEVICE_TYPE, DEVICES, SimulatedDevice
+from .rules import whole_composites
+from .tensor import SimulatedTensor, adopt, execute
 
 __all__ = ["simulated_device", "inner", "adopt", "SimulatedDevice", "SimulatedTensor"]
 

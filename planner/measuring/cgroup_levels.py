@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..plans.machine import Cap, CapKind, Malformed, Measured, Unlimited, Unmeasurable
+from ...plans.machine import Cap, CapKind, Malformed, Measured, Unlimited, Unmeasurable
 from .kernel_files import read_count, read_kernel_file, read_limit, read_statistics, shown
 
 

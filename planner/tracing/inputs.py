@@ -14,10 +14,10 @@ from typing import cast
 import torch
 from torch import nn
 
-from ..plans.errors import InputError
-from ..plans.pipeline import Workload
-from .trace_ask import Ask, Latents, Maker
-from .trace_diffusers import DECODERS, DENOISERS
+from ...plans.errors import InputError
+from ...plans.pipeline import Workload
+from .ask import Ask, Latents, Maker
+from .diffusers import DECODERS, DENOISERS
 
 ASSUMED_TOKENS = 512
 """Tokens of a text where the workload states none, and the model has room for them."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..plans.machine import Disk
+from ...plans.machine import Disk
 from .kernel_files import shown
 from .mountinfo import read_mounts
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plans.machine import Malformed, Unmeasurable
+from ...plans.machine import Malformed, Unmeasurable
 from .kernel_files import lines_of, quoted, read_kernel_file, shown
 
 _ESCAPE = re.compile(rb"\\([0-7]{3})")

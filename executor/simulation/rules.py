@@ -10,8 +10,8 @@ from typing import Final, TypeAlias, cast
 import torch
 from torch._ops import OpOverload
 
-from ..plans.errors import DeviceMismatchError
-from .simulated_device import DEVICE_TYPE
+from ...plans.errors import DeviceMismatchError
+from .device import DEVICE_TYPE
 
 Operator: TypeAlias = OpOverload[..., object]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..plans.machine import Malformed, Measured, Unlimited, Unmeasurable
+from ...plans.machine import Malformed, Measured, Unlimited, Unmeasurable
 
 # cgroup v1 writes "no limit" as the largest whole number of pages, which differs with the page size.
 NO_CAP_BYTES = 1 << 62

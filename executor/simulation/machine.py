@@ -2,8 +2,8 @@
 
 import torch
 
-from .machine import Capabilities, MemoryFigures
-from .simulated_device import SimulatedDevice
+from ..machine import Capabilities, MemoryFigures
+from .device import SimulatedDevice
 
 
 class SimulatedMachine:

@@ -7,7 +7,7 @@ from typing import Self, cast
 
 import torch
 
-from .simulated_device import Allocation, SimulatedDevice
+from .device import Allocation, SimulatedDevice
 
 _DATA = torch._C.TensorBase.__dict__["data"]
 

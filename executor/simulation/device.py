@@ -14,8 +14,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from ..plans.errors import DeviceMemoryError, ExecutionError
-from ..plans.units import KIB, format_bytes
+from ...plans.errors import DeviceMemoryError, ExecutionError
+from ...plans.units import KIB, format_bytes
 
 DEVICE_TYPE = "sim"
 

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
-from ..plans.errors import InputError
-from ..plans.machine import Accelerator, Disk, Machine
-from ..plans.units import MIB
-from ..policies.admission import CPU
-from .calibrate_compute import here, measure_copy, measure_links, measure_products
-from .calibrate_disk import DiskMeasurement
-from .calibrate_files import checkpoint_files, open_sources
-from .calibration_cache import fingerprint_of
-from .disk import disk_of
+from ...plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
+from ...plans.errors import InputError
+from ...plans.machine import Accelerator, Disk, Machine
+from ...plans.units import MIB
+from ...policies.admission import CPU
+from ..measuring.disk import disk_of
+from ..measuring.host import measure_host
+from .cache import fingerprint_of
+from .compute import here, measure_copy, measure_links, measure_products
+from .disk import DiskMeasurement
 from .effort import USUAL, Effort
-from .host import measure_host
+from .files import checkpoint_files, open_sources
 
 GIVEN = "given"
 

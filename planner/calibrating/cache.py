@@ -10,13 +10,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..plans.calibration import Calibration
-from ..plans.codec import explain_validation, read_file, write_file
-from ..plans.errors import InputError
-from ..plans.machine import Machine, Measured, Reading
-from ..plans.record import Record
-from .cores import available_cores
-from .kernel_files import lines_of, read_kernel_file
+from ...plans.calibration import Calibration
+from ...plans.codec import explain_validation, read_file, write_file
+from ...plans.errors import InputError
+from ...plans.machine import Machine, Measured, Reading
+from ...plans.record import Record
+from ..measuring.cores import available_cores
+from ..measuring.kernel_files import lines_of, read_kernel_file
 
 FORMAT_VERSION = 1
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..plans.machine import Accelerator, Host, Machine, Measured, MemoryKind, Reading, Unmeasurable
+from ...plans.machine import Accelerator, Host, Machine, Measured, MemoryKind, Reading, Unmeasurable
 
 _DEVICE_NODES = ("nvidiactl", "nvidia0", "kfd", "dxg", "accel", "davinci_manager", "dri")
 """What the kernel shows under /dev when there is hardware that torch could drive."""

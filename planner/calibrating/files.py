@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..plans.errors import InputError
-from ..plans.units import GIB, MIB, format_bytes
-from .kernel_files import shown
+from ...plans.errors import InputError
+from ...plans.units import GIB, MIB, format_bytes
+from ..measuring.kernel_files import shown
 
 _ENOUGH_BYTES = 6 * GIB
 _MOST_FILES = 16

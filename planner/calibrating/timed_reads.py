@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..plans.calibration import ReadMode
-from ..plans.units import GIB
-from .calibrate_files import Source
+from ...plans.calibration import ReadMode
+from ...plans.units import GIB
+from .files import Source
 
 _PAGE_BYTES = mmap.PAGESIZE
 _MOST_VECTORS = 1024

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..plans.units import MIB
+from ...plans.units import MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ..plans.machine import Cap, Host, Malformed, Measured, Reading, Unlimited, Unmeasurable
+from ...plans.machine import Cap, Host, Malformed, Measured, Reading, Unlimited, Unmeasurable
 from .cgroups import Caps, find_caps
 from .kernel_files import shown
 

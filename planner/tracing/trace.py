@@ -21,13 +21,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..models.build import build_module
-from ..models.layers import layer_prefix
-from ..plans.errors import InputError, PlacewiseError
-from ..plans.pipeline import Component, Pipeline, StackFlops, TracedActivations, UnknownActivations, Workload
+from ...models.build import build_module
+from ...models.layers import layer_prefix
+from ...plans.errors import InputError, PlacewiseError
+from ...plans.pipeline import Component, Pipeline, StackFlops, TracedActivations, UnknownActivations, Workload
+from .ask import Latents
+from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
-from .trace_ask import Latents
-from .trace_inputs import Pass, pass_of
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _LONGEST_WHY = 200

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from ..plans.calibration import DiskRate, ReadMode
-from ..plans.units import MIB
-from .calibrate_files import Source
+from ...plans.calibration import DiskRate, ReadMode
+from ...plans.units import MIB
 from .effort import Effort
+from .files import Source
 from .timed_reads import Region, Sample, Way, is_cached, timed_read
 
 _NOTE_CACHED = "the page cache keeps the file (in use, locked, or not yet written back): {mode} reads"

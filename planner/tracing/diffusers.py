@@ -2,7 +2,7 @@
 
 import inspect
 
-from .trace_ask import Ask, Maker
+from .ask import Ask, Maker
 
 PACKED = 2
 """Flux and its like fold squares of 2 x 2 latents into one token."""

@@ -1,0 +1,1 @@
+"""A simulated accelerator, as torch sees a real one, and its machine."""

@@ -1,0 +1,1 @@
+"""Rates: how fast this machine reads, copies and computes, measured once and cached."""

@@ -1,0 +1,1 @@
+"""Facts: what the host, its accelerators and its disks have for this process."""

@@ -1,0 +1,1 @@
+"""Activations and operations of a component, found on fake tensors: no weights, no device."""
