@@ -38,7 +38,7 @@ class Pair:
 def stack(name: str, *sizes: int) -> Stack:
     """A stack of layers of these bytes."""
     runs = (LayerSize(layers=(at, at + 1), layer_bytes=size, packed_bytes=size) for at, size in enumerate(sizes))
-    return Stack(name=name, layers=len(sizes), sizes=tuple(runs))
+    return Stack(name=name, layers=len(sizes), extents=1, sizes=tuple(runs))
 
 
 def component(name: str, *stacks: Stack, fixed: int, passes: int = 1) -> Component:

@@ -28,6 +28,9 @@ DTYPE_BITS = {
 PACK_ALIGNMENT = 64
 """Each tensor of a packed unit begins at a multiple of this many bytes: a cache line, and torch's own alignment."""
 
+READ_ALIGNMENT = 4096
+"""Reads around the page cache begin, end and land at multiples of a disk's logical block, which is at most this."""
+
 # A pipe with nobody at its other end would be waited for; Windows has no such pipes, and text files.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
@@ -72,6 +75,14 @@ class Header:
 def packed_bytes(nbytes: int) -> int:
     """What a tensor of `nbytes` takes in a packed unit."""
     return -(-nbytes // PACK_ALIGNMENT) * PACK_ALIGNMENT
+
+
+def slot_bytes_for_reads(nbytes: int, extents: int) -> int:
+    """The most that `nbytes` in so many file ranges take when each range is read in whole blocks of the disk.
+
+    A range begins and ends within a block, and the buffer's own begin is moved to a block's.
+    """
+    return -(-nbytes // READ_ALIGNMENT) * READ_ALIGNMENT + (2 * extents + 1) * READ_ALIGNMENT
 
 
 def read_header(path: Path) -> Header:

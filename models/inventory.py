@@ -1,14 +1,17 @@
 """From checkpoint facts to the plan's inventory: what each stack and the fixed part weigh."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from ..plans.errors import CheckpointError
 from ..plans.pipeline import Activations, Checkpoint, Component, File, LayerSize, Stack
 from .checkpoint import CheckpointFacts
-from .headers import packed_bytes
+from .headers import Header, TensorEntry, packed_bytes
 from .layers import FoundStack, find_layers
+
+_Tensors = Mapping[str, tuple[Header, TensorEntry]]
 
 
 def component_of(
@@ -22,20 +25,19 @@ def component_of(
     activations: Activations,
 ) -> Component:
     """One component of the inventory. `model_root` is what the plan's relative paths start from."""
-    sizes = {tensor: entry.nbytes for tensor, (_, entry) in facts.tensors.items()}
-    layout = find_layers(sizes)
+    layout = find_layers(facts.tensors)
     dtypes: Counter[str] = Counter()
     for _, entry in facts.tensors.values():
         dtypes[entry.dtype] += entry.nbytes
-    fixed_bytes, fixed_packed = _weigh(layout.fixed, sizes)
+    fixed_bytes, fixed_packed = _weigh(layout.fixed, facts.tensors)
     return Component(
         name=name,
         library=library,
         class_name=class_name,
         checkpoint=checkpoint_of(facts, model_root),
-        tensors=len(sizes),
+        tensors=len(facts.tensors),
         dtype_bytes=dtypes,
-        stacks=tuple(_stack(found, sizes) for found in layout.stacks),
+        stacks=tuple(_stack(found, facts.tensors) for found in layout.stacks),
         fixed_bytes=fixed_bytes,
         fixed_packed_bytes=fixed_packed,
         passes=passes,
@@ -68,19 +70,28 @@ def checkpoint_of(facts: CheckpointFacts, model_root: Path) -> Checkpoint:
     )
 
 
-def _weigh(names: Iterable[str], sizes: dict[str, int]) -> tuple[int, int]:
-    stored = [sizes[name] for name in names]
+def _weigh(names: Iterable[str], tensors: _Tensors) -> tuple[int, int]:
+    stored = [tensors[name][1].nbytes for name in names]
     return sum(stored), sum(map(packed_bytes, stored))
 
 
-def _stack(found: FoundStack, sizes: dict[str, int]) -> Stack:
+def _extents(names: Iterable[str], tensors: _Tensors) -> int:
+    """How many contiguous ranges of files hold these tensors."""
+    entries = [tensors[name] for name in names]
+    ranges = sorted((id(header), *entry.data_offsets) for header, entry in entries if entry.nbytes)
+    breaks = sum(one[0] != other[0] or one[2] != other[1] for one, other in pairwise(ranges))
+    return breaks + bool(ranges)
+
+
+def _stack(found: FoundStack, tensors: _Tensors) -> Stack:
     """Consecutive layers of one weight become one entry."""
     runs: list[LayerSize] = []
-    start, current = 0, _weigh(found.layers[0], sizes)
+    start, current = 0, _weigh(found.layers[0], tensors)
     for number in range(1, len(found.layers) + 1):
-        weight = _weigh(found.layers[number], sizes) if number < len(found.layers) else None
+        weight = _weigh(found.layers[number], tensors) if number < len(found.layers) else None
         if weight != current:
             runs.append(LayerSize(layers=(start, number), layer_bytes=current[0], packed_bytes=current[1]))
             if weight is not None:
                 start, current = number, weight
-    return Stack(name=found.name, layers=len(found.layers), sizes=tuple(runs))
+    extents = max(_extents(layer, tensors) for layer in found.layers)
+    return Stack(name=found.name, layers=len(found.layers), extents=extents, sizes=tuple(runs))

@@ -33,6 +33,7 @@ def _staging(draft: Draft) -> Staging | None:
         slots=draft.slots,
         slot_bytes=draft.slot_bytes,
         chunk_bytes=None,
+        depth=None,
         prefetch_layers=draft.prefetch_layers,
     )
 

@@ -1,9 +1,9 @@
 """The plan: the one document that planner, executor, servers and tests share."""
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from .machine import Machine
 from .pipeline import Pipeline, Run, Workload
@@ -75,15 +75,19 @@ Verdict = Annotated[Fits | Refused, Field(discriminator="kind")]
 
 
 class Reader(StrEnum):
-    """How a slot is filled from a mapped home: by copying out of the mapping."""
+    """How a slot is filled from a mapped home: out of the mapping, or by reads through or around the page cache."""
 
     mapping = "mapping"
+    buffered = "buffered"
+    direct = "direct"
 
 
 class Staging(Record):
     """The way from home to compute device. `prefetch_layers` of the `slots` are filled ahead of use.
 
-    `chunk_bytes` is the size of one read where the reader reads; null where tensors are copied whole.
+    `chunk_bytes` is the size of one read, and `depth` how many are under way at once; both are null for the reader
+    `mapping`, which copies tensors whole. On the CPU a read goes straight into its slot; to another device it goes
+    through `depth` host buffers of `chunk_bytes`.
     """
 
     device: str
@@ -91,7 +95,15 @@ class Staging(Record):
     slots: PositiveInt
     slot_bytes: PositiveInt
     chunk_bytes: PositiveInt | None
+    depth: PositiveInt | None
     prefetch_layers: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        reads = self.reader is not Reader.mapping
+        if (self.chunk_bytes is not None, self.depth is not None) != (reads, reads):
+            raise ValueError(f"reader {self.reader}: chunk_bytes and depth go with reads, and only with them")
+        return self
 
 
 class Segment(Record):

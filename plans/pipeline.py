@@ -63,11 +63,13 @@ class LayerSize(Record):
 class Stack(Record):
     """A module list whose elements are streamed as one: `blocks` holds `blocks.0` to `blocks.{layers - 1}`.
 
-    `sizes` cover the layers in order, each once: a layer whose size is missing is an error.
+    `sizes` cover the layers in order, each once: a layer whose size is missing is an error. `extents` is how many
+    contiguous ranges of files one layer's bytes lie in at most.
     """
 
     name: str
     layers: PositiveInt
+    extents: NonNegativeInt
     sizes: tuple[LayerSize, ...]
 
     @model_validator(mode="after")
@@ -102,18 +104,27 @@ class StackFlops(Record):
     flops: NonNegativeInt
 
 
+class ChunkedPeak(Record):
+    """The peak of live activation bytes of one pass when token-wise modules take so many tokens at a time."""
+
+    chunk_tokens: PositiveInt
+    peak_bytes: NonNegativeInt
+
+
 class TracedActivations(Record):
     """Counted in one pass on tensors without data, at the workload's shapes.
 
     `peak_bytes` is the most that is alive at once: inputs, outputs and all between them, parameters and buffers
     excluded, and without the scratch memory inside kernels. `flops` counts matrix products, convolutions and
     attention, a multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
+    `chunked` has the peaks of chunked passes that were traced too, of fewer tokens at a time first.
     """
 
     kind: Literal["traced"] = "traced"
     peak_bytes: NonNegativeInt
     flops: NonNegativeInt
     layer_flops: tuple[StackFlops, ...] = ()
+    chunked: tuple[ChunkedPeak, ...] = ()
 
 
 Activations = Annotated[UnknownActivations | GivenActivations | TracedActivations, Field(discriminator="kind")]

@@ -51,6 +51,8 @@ class Override(Record):
 class Policy(Record):
     """The policy in force. A reserve is the smaller of its bytes and its share of what is available.
 
+    `pinned_max_percent` is the share of the host's available memory that may be page-locked for a device's copies.
+
     `slots` and `prefetch_layers` are wishes: the plan's staging says what was granted.
     """
 
@@ -59,6 +61,7 @@ class Policy(Record):
     reserve_max_percent: int = Field(ge=0, le=100)
     device_reserve_bytes: NonNegativeInt
     device_reserve_max_percent: int = Field(ge=0, le=100)
+    pinned_max_percent: int = Field(ge=0, le=100)
     copies: Copies
     residency: Residency
     slots: PositiveInt

@@ -63,7 +63,7 @@ def packed_units(component: Component) -> list[int]:
 def stack_of(name: str, *layers: int) -> Stack:
     """A stack whose layers take these bytes, stored as packed."""
     sizes = (LayerSize(layers=(at, at + 1), layer_bytes=size, packed_bytes=size) for at, size in enumerate(layers))
-    return Stack(name=name, layers=len(layers), sizes=tuple(sizes))
+    return Stack(name=name, layers=len(layers), extents=1, sizes=tuple(sizes))
 
 
 def component_of(

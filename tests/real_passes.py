@@ -37,7 +37,9 @@ def component(library: str | None, class_name: str | None, **changes: object) ->
 
 
 def stack(name: str, layers: int) -> Stack:
-    return Stack(name=name, layers=layers, sizes=(LayerSize(layers=(0, layers), layer_bytes=1, packed_bytes=64),))
+    return Stack(
+        name=name, layers=layers, extents=1, sizes=(LayerSize(layers=(0, layers), layer_bytes=1, packed_bytes=64),)
+    )
 
 
 def configured(folder: Path, library: str, class_name: str, config: Mapping[str, object]) -> Component:

@@ -61,7 +61,7 @@ def stacks(draw: st.DrawFn, name: str) -> Stack:
         stored, packed = draw(weights())
         sizes.append(LayerSize(layers=(start, start + length), layer_bytes=stored, packed_bytes=packed))
         start += length
-    return Stack(name=name, layers=start, sizes=tuple(sizes))
+    return Stack(name=name, layers=start, extents=draw(st.integers(1, 3)), sizes=tuple(sizes))
 
 
 @st.composite
@@ -171,6 +171,7 @@ policies = st.one_of(
         reserve_max_percent=st.integers(0, 100),
         device_reserve_bytes=byte_counts,
         device_reserve_max_percent=st.integers(0, 100),
+        pinned_max_percent=st.integers(0, 100),
         copies=st.sampled_from(Copies),
         residency=st.sampled_from(Residency),
         slots=st.integers(1, 4),

@@ -27,7 +27,7 @@ def size_of(start: int, stop: int) -> LayerSize:
 )
 def test_a_missing_size_is_an_error(sizes: tuple[LayerSize, ...]) -> None:
     with pytest.raises(ValidationError) as caught:
-        Stack(name="blocks", layers=3, sizes=sizes)
+        Stack(name="blocks", layers=3, extents=1, sizes=sizes)
     assert explain_validation(caught.value) == (
         "Value error, the sizes of 'blocks' do not cover its 3 layers in order, each once in 'the document'"
     )

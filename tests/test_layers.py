@@ -161,6 +161,7 @@ class TestInventory:
             Stack(
                 name="layers",
                 layers=2,
+                extents=1,
                 sizes=(LayerSize(layers=(0, 2), layer_bytes=75, packed_bytes=64 + 128),),
             ),
         )
