@@ -5,7 +5,7 @@ from enum import StrEnum
 from itertools import product
 
 from ..plans.policy import Hold, Home, Policy
-from .costs import Costs, is_cached, run_phase
+from .costs import Costs, is_cached, run_phase, settle_readers
 from .draft import Draft, Ledger
 from .fates import Fate, UnitClass
 from .solver import Optimum
@@ -28,6 +28,7 @@ def apply_optimum(optimum: Optimum, ledger: Ledger, costs: dict[str, Costs], pol
     for draft in ledger.drafts:
         _assign(_mine(optimum, draft), ledger, draft, Spread.leading)
         draft.fit_slots()
+    settle_readers(ledger)
     for draft in ledger.drafts:
         _choose(draft, optimum, ledger, costs[draft.component.name], policy)
 

@@ -14,6 +14,15 @@ class UnsoundPlanError(PlacewiseError):
     """Our own fault: a plan that breaks an invariant was about to be returned."""
 
 
+_COPIES = ("pinned", "pageable", "mapped", "locked")
+_ON_DEVICE = {"always": ("device",), "phase": _COPIES, "layer": _COPIES}
+_ON_CPU = {"always": ("device", "mapped", "locked"), "phase": (), "layer": ("mapped",)}
+"""The homes that go with each hold. On the CPU weights are used where they rest, or read into slots off the mapping."""
+
+_BLOCK_BYTES = 4096
+"""Reads into slots are of whole blocks: a range of a file begins and ends within one."""
+
+
 def check_plan(plan: Plan) -> None:
     """Check coverage, budgets and holds of a plan that fits.
 
@@ -68,14 +77,9 @@ def _units(segment: Segment) -> list[tuple[str | None, int]]:
 
 def _check_holds(placement: Placement) -> None:
     for segment in placement.segments:
-        on_cpu, always, at_device = (
-            placement.compute_device == "cpu",
-            segment.hold == "always",
-            segment.home == "device",
-        )
-        sound = always if on_cpu else always == at_device
-        sound = sound and not (segment.stack is None and segment.hold == "layer")
-        if not sound:
+        allowed = _ON_CPU if placement.compute_device == "cpu" else _ON_DEVICE
+        layered = segment.hold == "layer"
+        if segment.home not in allowed[segment.hold] or (segment.stack is None and layered):
             raise UnsoundPlanError(
                 f"{placement.component}: {segment.home}/{segment.hold} on {placement.compute_device}"
             )
@@ -88,8 +92,9 @@ def _check_slots(placement: Placement, component: Component) -> None:
     if placement.staging is None:
         return
     streamed = {unit for segment in placement.segments if segment.hold == "layer" for unit in _units(segment)}
+    in_blocks = placement.compute_device == "cpu" and placement.staging.reader != "mapping"
     largest = max(
-        size.packed_bytes
+        _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else size.packed_bytes
         for stack in component.stacks
         for size in stack.sizes
         if any((stack.name, layer) in streamed for layer in range(*size.layers))
@@ -102,6 +107,10 @@ def _check_slots(placement: Placement, component: Component) -> None:
         raise UnsoundPlanError(f"{placement.component}: all {placement.staging.slots} slots are filled ahead of use")
 
 
+def _whole_blocks(count: int, extents: int) -> int:
+    return (-(-count // _BLOCK_BYTES) + 2 * extents + 1) * _BLOCK_BYTES
+
+
 def _check_budgets(plan: Plan) -> None:
     """The peak of each phase, summed anew from placements, is within every axis that was measured."""
     budgets = {budget.axis: budget for budget in plan.budgets}
@@ -109,12 +118,15 @@ def _check_budgets(plan: Plan) -> None:
     for placement in plan.placements:
         pool = placement.compute_device if placement.compute_device in budgets else "host"
         for segment in placement.segments:
-            if segment.home in ("device", "pageable"):
-                always[pool if segment.home == "device" else "host"] += segment.packed_bytes
+            axes = {"device": [pool], "pageable": ["host"], "pinned": ["host", "pinned"], "locked": ["locked"]}
+            for axis in axes.get(segment.home, []):
+                always[axis] += segment.packed_bytes
+    always["host"] += -(-always["locked"] // plan.workload.ranks)
     for placement, phase in zip(plan.placements, plan.phases, strict=True):
         pool = placement.compute_device if placement.compute_device in budgets else "host"
         for axis, budget in budgets.items():
             peak = always[axis] + (_phase_bytes(placement, plan) if axis == pool else 0)
+            peak += _buffer_bytes(placement) if axis == "host" else 0
             if phase.predicted.peak_bytes.get(axis) != peak:
                 raise UnsoundPlanError(f"{phase.component}: predicted peak of {axis} is not {peak} bytes")
             if budget.available_bytes is not None and peak > budget.usable_bytes:
@@ -123,7 +135,7 @@ def _check_budgets(plan: Plan) -> None:
 
 
 def _check_unmeasured(phase: Phase, axis: str, peak: int, *, measured: bool) -> None:
-    if not measured and axis != "host" and peak:
+    if not measured and axis not in ("host", "pinned") and peak:
         raise UnsoundPlanError(f"{phase.component}: {peak} bytes on {axis}, which was not measured")
 
 
@@ -131,5 +143,22 @@ def _phase_bytes(placement: Placement, plan: Plan) -> int:
     held = sum(segment.packed_bytes for segment in placement.segments if segment.hold == "phase")
     slots = placement.staging.slots * placement.staging.slot_bytes if placement.staging else 0
     component = next(part for part in plan.pipeline.components if part.name == placement.component)
+    return held + slots + _activation_bytes(component, placement.chunk_tokens)
+
+
+def _activation_bytes(component: Component, chunk_tokens: int | None) -> int:
     activations = component.activations
-    return held + slots + (0 if activations.kind == "unknown" else activations.peak_bytes)
+    if chunk_tokens is None:
+        return 0 if activations.kind == "unknown" else activations.peak_bytes
+    peaks = {each.chunk_tokens: each.peak_bytes for each in activations.chunked} if activations.kind == "traced" else {}
+    if chunk_tokens not in peaks:
+        raise UnsoundPlanError(f"{component.name}: nobody knows the peak of chunks of {chunk_tokens} tokens")
+    return peaks[chunk_tokens]
+
+
+def _buffer_bytes(placement: Placement) -> int:
+    """Host memory that reads land in on their way to another device."""
+    staging = placement.staging
+    if staging is None or placement.compute_device == "cpu":
+        return 0
+    return (staging.chunk_bytes or 0) * (staging.depth or 0)

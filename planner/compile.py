@@ -15,6 +15,7 @@ from .explain import decisions_of
 from .outcome import margins, phases_of, placement_of
 from .rates import rates_of
 from .search import Found, search
+from .seats import Seating, seatings
 
 
 def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload: Workload, *, version: str) -> Plan:
@@ -39,13 +40,20 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
     broken = broken_rules(pipeline, machine, policy)
     placed = () if broken else pipeline.components
 
-    def fresh() -> Ledger:
-        return ledger_of(tuple(draft_of(component, machine, wishes) for component in placed), budgets)
+    seated = seatings(placed, machine, wishes)
+    rates = {seat.device: rates_of(machine.calibration, seat.device) for seating in seated for seat in seating}
 
-    devices = {draft.compute_device for draft in fresh().drafts}
-    found = search(fresh, {device: rates_of(machine.calibration, device) for device in devices}, policy)
+    def fresh(seating: Seating) -> Ledger:
+        drafts = (
+            draft_of(component, seat, machine, wishes, rates, workload.ranks)
+            for component, seat in zip(placed, seating, strict=True)
+        )
+        return ledger_of(tuple(drafts), budgets, workload.ranks)
+
+    found = search(fresh, seated, rates, policy)
     ledger, drafts = found.ledger, found.ledger.drafts
     fits = not broken and not found.short
+    pinning = None if machine.calibration is None else machine.calibration.pin_s_per_gib
     verdict: Verdict = (
         Fits(confidence=_confidence(pipeline, found), margin_bytes=margins(ledger))
         if fits
@@ -64,7 +72,7 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
             budgets=tuple(budget for _, budget in sorted(budgets.items())),
             placements=tuple(map(placement_of, drafts)) if fits else (),
             phases=phases_of(ledger, found.costs) if fits else (),
-            decisions=decisions_of(found, policy) if fits else (),
+            decisions=decisions_of(found, policy, pinning) if fits else (),
             notes=_notes(pipeline, machine, found),
         )
     )

@@ -23,7 +23,9 @@ class Costs:
 
     Attributes:
         link: of copying one byte to the device, by home.
-        disk: of reading one byte that is not cached.
+        fault: of bringing in one byte that is not cached, page by page, by touching the mapping.
+        whole: the same by reading a unit from begin to end through the page cache.
+        read: the same by the reader's reads into a slot; as `fault` where the reader does not read.
         compute: of one pass without weights to wait for. Zero where unknown: it is the same for every placement.
         compute_known: whether `compute` is a measured figure.
         timed: whether costs are seconds.
@@ -31,30 +33,52 @@ class Costs:
     """
 
     link: dict[Home, float]
-    disk: float
+    fault: float
+    whole: float
+    read: float
     compute: float
     compute_known: bool
     timed: bool
     overlaps: bool
 
+    @property
+    def slowest_disk(self) -> float:
+        """The most that one byte off the disk costs."""
+        return max(self.fault, self.whole, self.read)
+
+
+_IN_BYTES = Costs(
+    link=dict.fromkeys(Home, 1.0),
+    fault=1.0,
+    whole=1.0,
+    read=1.0,
+    compute=0.0,
+    compute_known=False,
+    timed=False,
+    overlaps=False,
+)
+
 
 def costs_of(draft: Draft, rates: Rates | None) -> Costs:
     """The costs of a component; in bytes where a rate that it needs is unknown."""
     compute = None if rates is None else compute_seconds(draft.component, rates)
-    if rates is None or not _known(draft, rates):
-        return Costs(
-            link={Home.mapped: 1.0, Home.pageable: 1.0},
-            disk=1.0,
-            compute=0.0,
-            compute_known=False,
-            timed=False,
-            overlaps=False,
-        )
-    disk = _reading(draft, rates)
-    mapped, pageable = rates.link_mapped_bytes_per_s, rates.link_pageable_bytes_per_s
+    fault = None if rates is None else _fault_rate(draft, rates)
+    if rates is None or fault is None or (rates.link_pageable_bytes_per_s is None and not draft.on_cpu):
+        return _IN_BYTES
+    pageable = rates.link_pageable_bytes_per_s
+    mapped = rates.link_mapped_bytes_per_s
+    links = {
+        Home.mapped: mapped,
+        Home.locked: mapped,
+        Home.pageable: pageable,
+        Home.pinned: rates.link_pinned_bytes_per_s or pageable,
+    }
+    disk = rates.disk_bytes_per_s if draft.reads else None
     return Costs(
-        link={Home.mapped: 1 / mapped if mapped else 0.0, Home.pageable: 1 / pageable if pageable else 0.0},
-        disk=1 / disk if disk else 0.0,
+        link={home: 1 / rate if rate else 0.0 for home, rate in links.items()},
+        fault=1 / fault,
+        whole=1 / max(fault, rates.buffered_bytes_per_s or 0.0),
+        read=1 / (disk or fault),
         compute=compute or 0.0,
         compute_known=compute is not None,
         timed=True,
@@ -62,15 +86,9 @@ def costs_of(draft: Draft, rates: Rates | None) -> Costs:
     )
 
 
-def _known(draft: Draft, rates: Rates) -> bool:
-    return _reading(draft, rates) is not None and (draft.on_cpu or rates.link_pageable_bytes_per_s is not None)
-
-
-def _reading(draft: Draft, rates: Rates) -> float | None:
-    """How fast mapped weights come off the disk: by page faults, as the reader of this version takes them.
-
-    Where faults were not measured, and the device does not compute on the mapping itself, the disk's rate stands in.
-    """
+def _fault_rate(draft: Draft, rates: Rates) -> float | None:
+    """How fast a mapping comes off the disk. Where that was not measured, and the device does not compute on the
+    mapping itself, the disk's rate stands in."""
     return rates.fault_bytes_per_s or (None if draft.on_cpu else rates.disk_bytes_per_s)
 
 
@@ -95,26 +113,30 @@ def fate_link(costs: Costs, draft: Draft, stored: int, home: Home, hold: Hold) -
     return stored * costs.link[home] * (draft.component.passes if hold is Hold.layer else 1)
 
 
-def reads_in_request(draft: Draft, home: Home, hold: Hold) -> int:
-    """How often a mapped unit's bytes are read in a request; those that are copied or held always, not at all."""
-    if home is not Home.mapped:
-        return 0
-    return 1 if hold is Hold.phase else draft.component.passes
-
-
 def is_cached(draft: Draft, ledger: Ledger) -> bool:
     """Whether a component's mapped weights stay in the page cache from pass to pass: all of them, or none.
 
-    Scans in the same order push out what comes next, so a cache that is a little too small keeps nothing.
+    Scans in the same order push out what comes next, so a cache that is a little too small keeps nothing. What the CPU
+    reads into slots goes past the cache, and does not count.
     """
     host = ledger.budgets[HOST]
-    mapped = sum(unit.bytes for unit in draft.units if unit.home is Home.mapped)
-    needed = ledger.always[HOST] + (draft.phase_bytes() if draft.axis == HOST else 0)
-    return host.available_bytes is not None and mapped + needed <= host.usable_bytes
+    mapped = sum(unit.bytes for unit in draft.units if draft.caches(unit.home, unit.hold))
+    return host.available_bytes is not None and mapped + ledger.needs(HOST, draft) <= host.usable_bytes
+
+
+def settle_readers(ledger: Ledger) -> None:
+    """Let each component's reader read past the cache where the cache would keep nothing, and buffers have room."""
+    for draft in ledger.drafts:
+        draft.reading = False
+        if draft.reads is None or not draft.streams_mapped:
+            continue
+        room = ledger.budgets[HOST].usable_bytes - ledger.needs(HOST, draft)
+        draft.reading = draft.on_cpu or (not is_cached(draft, ledger) and draft.reads.buffer_bytes <= room)
 
 
 def total_cost(ledger: Ledger, costs: dict[str, Costs]) -> float:
-    """The simulated cost of a request: the sum over its phases."""
+    """The simulated cost of a request: the sum over its phases. The readers are settled first."""
+    settle_readers(ledger)
     return sum(
         run_phase(draft, costs[draft.component.name], cached=is_cached(draft, ledger)).seconds
         for draft in ledger.drafts
@@ -124,7 +146,7 @@ def total_cost(ledger: Ledger, costs: dict[str, Costs]) -> float:
 def run_phase(draft: Draft, costs: Costs, *, cached: bool) -> Schedule:
     """The simulated phase of a finished draft. `cached`: whether mapped weights stay in the page cache all the time."""
     held = [unit for unit in draft.units if unit.hold is Hold.phase]
-    begin = sum(_link(unit, draft, costs) + _disk(unit, costs) for unit in held)
+    begin = sum(_link(unit, draft, costs) + unit.bytes * costs.whole * (unit.home is Home.mapped) for unit in held)
     steps = _steps(draft, costs, cached=cached)
     return simulate(
         steps,
@@ -141,14 +163,13 @@ def _steps(draft: Draft, costs: Costs, *, cached: bool) -> Sequence[Step]:
     steps: list[Step] = []
     for unit in draft.units:
         streamed = unit.hold is Hold.layer
-        reads = streamed or (draft.on_cpu and unit.home is Home.mapped)
-        first = _disk(unit, costs) if reads else 0.0
+        first, again = _disk(unit, draft, costs, cached=cached)
         steps.append(
             Step(
                 compute_s=costs.compute * unit.bytes / total,
                 link_s=_link(unit, draft, costs) if streamed else 0.0,
                 first_disk_s=first,
-                disk_s=0.0 if cached else first,
+                disk_s=again,
                 streamed=streamed,
             )
         )
@@ -159,5 +180,12 @@ def _link(unit: Unit, draft: Draft, costs: Costs) -> float:
     return 0.0 if draft.on_cpu else unit.bytes * costs.link[unit.home]
 
 
-def _disk(unit: Unit, costs: Costs) -> float:
-    return unit.bytes * costs.disk if unit.home is Home.mapped else 0.0
+def _disk(unit: Unit, draft: Draft, costs: Costs, *, cached: bool) -> tuple[float, float]:
+    """The cost of the disk in a unit's turn: in the first pass, when nothing is cached yet, and in every other one."""
+    streamed = unit.hold is Hold.layer
+    if unit.home is not Home.mapped or not (streamed or draft.on_cpu):
+        return 0.0, 0.0
+    if streamed and draft.reading:
+        return unit.bytes * costs.read, unit.bytes * costs.read
+    first = unit.bytes * costs.fault
+    return first, 0.0 if cached else first

@@ -1,25 +1,45 @@
 """The planner's working state: units with a fate that is still open, and a ledger of what each axis has to bear."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..plans.document import Budget
+from ..models.headers import slot_bytes_for_reads
+from ..plans.document import Budget, Reader
 from ..plans.machine import Machine, MemoryKind
-from ..plans.pipeline import Component, known_peak_bytes
+from ..plans.pipeline import Component, TracedActivations, known_peak_bytes
 from ..plans.policy import Hold, Home
-from ..policies.admission import CPU, default_device
+from ..policies.admission import CPU, locks, pins
 from ..policies.selectors import Wish, Wishes
-from .budgets import HOST, axis_of
+from .budgets import HOST, LOCKED, PINNED, axis_of
+from .rates import Rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """Reads from the disk into slots: their way, their size in bytes, and how many are under way at once."""
+
+    reader: Reader
+    chunk_bytes: int
+    depth: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Host memory that they land in, on the way to a device that is not the host's processor."""
+        return self.chunk_bytes * self.depth
 
 
 @dataclass(slots=True, kw_only=True)
 class Unit:
-    """One layer, or a component's fixed part (`stack` null). `bytes` as stored, `packed` as it takes memory."""
+    """One layer, or a component's fixed part (`stack` null).
+
+    `bytes` as stored, `packed` as it takes memory, `slot` as it takes a slot.
+    """
 
     stack: str | None
     layer: int
     bytes: int
     packed: int
+    slot: int
     wish: Wish
     home: Home
     hold: Hold
@@ -29,16 +49,29 @@ class Unit:
 class Draft:
     """One component on its compute device. `held_bytes` and `streamed` follow the units' holds.
 
-    `overlaps` says whether the device copies while it computes, so that more than one slot is of use.
+    Attributes:
+        overlaps: whether weights are fetched while the device computes, so that more than one slot is of use.
+        pins: whether page-locked host copies are of use to the device.
+        locks: whether mapped weights may be locked in memory.
+        ranks: processes that share the host, and what is locked there.
+        reads: how slots can be filled by reads from the disk; null where touching the mapping is as good.
+        reading: whether slots are filled so.
+        chunk_tokens: how many tokens token-wise modules take at once; null is all of them.
     """
 
     component: Component
     compute_device: str
     axis: str
     overlaps: bool
+    pins: bool
+    locks: bool
+    ranks: int
+    reads: Reads | None
     units: tuple[Unit, ...]
     held_bytes: int
     streamed: int
+    chunk_tokens: int | None = None
+    reading: bool = False
     granted_slots: int = 0
     granted_ahead: int = 0
     slots: int = 0
@@ -47,29 +80,54 @@ class Draft:
 
     @property
     def on_cpu(self) -> bool:
-        """Weights are used where they rest."""
+        """Weights are used where they rest, or are read into slots."""
         return self.compute_device == CPU
 
-    def phase_bytes(self) -> int:
-        """What the component's phase adds on its axis to what is always there.
+    @property
+    def streams_mapped(self) -> bool:
+        """Whether any layer passes through a slot off the mapping."""
+        return any(unit.home is Home.mapped and unit.hold is Hold.layer for unit in self.units)
+
+    @property
+    def reads_past_cache(self) -> bool:
+        """Whether slots are filled by reads in any case: what the CPU would find in the page cache it uses in place."""
+        return self.on_cpu and self.reads is not None
+
+    def caches(self, home: Home, hold: Hold) -> bool:
+        """Whether a unit of this fate goes through the page cache."""
+        return home is Home.mapped and not (self.reads_past_cache and hold is Hold.layer)
+
+    def phase_bytes(self, axis: str) -> int:
+        """What the component's phase adds on an axis to what is always there.
 
         Unknown activations are covered by the reserve, and the verdict says so.
         """
+        buffers = self.reads.buffer_bytes if self.reads and self.reading and not self.on_cpu and axis == HOST else 0
+        if axis != self.axis:
+            return buffers
         slots = self.slots * self.slot_bytes if self.streamed else 0
-        return self.held_bytes + slots + self.activation_bytes()
+        return self.held_bytes + slots + self.activation_bytes() + buffers
 
     def activation_bytes(self) -> int:
         """Known activation bytes of one pass; zero where unknown: the reserve covers them, and the verdict says so."""
-        return known_peak_bytes(self.component.activations) or 0
+        activations = self.component.activations
+        if self.chunk_tokens is not None and isinstance(activations, TracedActivations):
+            return next(each.peak_bytes for each in activations.chunked if each.chunk_tokens == self.chunk_tokens)
+        return known_peak_bytes(activations) or 0
 
-    def rests_on(self, unit: Unit) -> str | None:
-        """The axis that bears a unit for good; none bears what stays mapped."""
-        return {Home.device: self.axis, Home.pageable: HOST}.get(unit.home)
-
-    def asks_of(self, axis: str) -> int:
-        """What the component needs of an axis in its own phase, other components left out."""
-        resting = sum(unit.packed for unit in self.units if self.rests_on(unit) == axis)
-        return resting + (self.phase_bytes() if axis == self.axis else 0)
+    def rests_on(self, home: Home) -> tuple[str, ...]:
+        """The axes that bear a unit for good; none bears what stays mapped."""
+        match home:
+            case Home.device:
+                return (self.axis,)
+            case Home.pageable:
+                return (HOST,)
+            case Home.pinned:
+                return (HOST, PINNED)
+            case Home.locked:
+                return (LOCKED,)
+            case Home.mapped:
+                return ()
 
     def grant_slots(self, slots: int, ahead: int) -> None:
         """Allow so many slots, and so many layers fetched ahead; `fit_slots` takes what is of use."""
@@ -78,26 +136,47 @@ class Draft:
 
     def fit_slots(self) -> None:
         """Slots as large as the largest layer that passes through them, and no more than are granted or needed."""
-        self.slot_bytes = max((unit.packed for unit in self.units if unit.hold is Hold.layer), default=0)
+        self.slot_bytes = max((unit.slot for unit in self.units if unit.hold is Hold.layer), default=0)
         self.slots = min(self.granted_slots, self.streamed)
         self.prefetch_layers = max(0, min(self.granted_ahead, self.slots - 1))
 
 
 @dataclass(slots=True, kw_only=True)
 class Ledger:
-    """What each axis has to bear: bytes held always, and in each component's phase what that adds."""
+    """What each axis has to bear: bytes held always, and in each component's phase what that adds.
+
+    Locked bytes are counted whole, and the host bears this rank's part of them: the pages are the same for all.
+    """
 
     budgets: dict[str, Budget]
     drafts: tuple[Draft, ...]
     always: dict[str, int]
+    ranks: int
+
+    def rests(self, axis: str) -> int:
+        """Bytes on an axis whatever computes."""
+        shared = -(-self.always[LOCKED] // self.ranks) if axis == HOST else 0
+        return self.always[axis] + shared
+
+    def needs(self, axis: str, draft: Draft) -> int:
+        """Bytes on an axis while a component computes."""
+        return self.rests(axis) + draft.phase_bytes(axis)
 
     def peak(self, axis: str) -> int:
         """The highest sum over all phases."""
-        return self.always[axis] + max((draft.phase_bytes() for draft in self.drafts if draft.axis == axis), default=0)
+        return max((self.needs(axis, draft) for draft in self.drafts), default=self.rests(axis))
 
     def left(self, axis: str) -> int:
         """Usable bytes beyond the peak; negative when the axis is short."""
         return self.budgets[axis].usable_bytes - self.peak(axis)
+
+    def short(self) -> list[str]:
+        """The measured axes whose peak is over their budget."""
+        return [
+            axis
+            for axis, each in sorted(self.budgets.items())
+            if each.available_bytes is not None and self.left(axis) < 0
+        ]
 
     def move(self, draft: Draft, unit: Unit, home: Home, hold: Hold) -> None:
         """Give a unit another home and hold, and charge the difference."""
@@ -106,70 +185,120 @@ class Ledger:
         self._charge(draft, unit, +1)
 
     def _charge(self, draft: Draft, unit: Unit, sign: int) -> None:
-        axis = draft.rests_on(unit)
-        if axis is not None:
+        for axis in draft.rests_on(unit.home):
             self.always[axis] += sign * unit.packed
         if unit.hold is Hold.phase:
             draft.held_bytes += sign * unit.packed
         draft.streamed += sign * (unit.hold is Hold.layer)
 
+    def asks_of(self, axis: str, draft: Draft) -> int:
+        """What a component needs of an axis in its own phase, other components left out."""
+        axes = (axis, LOCKED) if axis == HOST else (axis,)
+        return draft.phase_bytes(axis) + sum(
+            unit.packed for unit in draft.units if set(axes) & set(draft.rests_on(unit.home))
+        )
 
-def ledger_of(drafts: tuple[Draft, ...], budgets: dict[str, Budget]) -> Ledger:
+
+def ledger_of(drafts: tuple[Draft, ...], budgets: dict[str, Budget], ranks: int) -> Ledger:
     """The ledger of what the drafts hold already."""
-    always = dict.fromkeys(budgets, 0)
+    always = dict.fromkeys((*budgets, PINNED, LOCKED), 0)
     for draft in drafts:
         for unit in draft.units:
-            axis = draft.rests_on(unit)
-            if axis is not None:
+            for axis in draft.rests_on(unit.home):
                 always[axis] += unit.packed
-    return Ledger(budgets=budgets, drafts=drafts, always=always)
+    return Ledger(budgets=budgets, drafts=drafts, always=always, ranks=ranks)
 
 
-def draft_of(component: Component, machine: Machine, wishes: Wishes) -> Draft:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a component computes, and how many tokens its token-wise modules take at once; null is all of them."""
+
+    device: str
+    chunk_tokens: int | None = None
+
+
+def draft_of(
+    component: Component, seat: Seat, machine: Machine, wishes: Wishes, rates: Mapping[str, Rates], ranks: int
+) -> Draft:
     """A component with nothing held beyond a pass: the fixed part for the phase, each layer for its own turn."""
-    device = wishes.of(component.name, None).compute_device or default_device(machine)
-    units = tuple(_units(component, wishes, on_cpu=device == CPU))
+    reads = reads_of(rates[seat.device], network=machine.disk is not None and machine.disk.network)
+    on_cpu = seat.device == CPU
+    units = tuple(_units(component, wishes, on_cpu=on_cpu, reads=reads is not None))
+    accelerators = [each for each in machine.accelerators if each.device == seat.device]
     return Draft(
         component=component,
-        compute_device=device,
-        axis=axis_of(device, machine),
-        overlaps=_overlaps(device, machine),
+        compute_device=seat.device,
+        axis=axis_of(seat.device, machine),
+        # Unified memory has no second copy to make. The host's processor computes while its disk reads.
+        overlaps=any(each.streams and each.memory is MemoryKind.separate for each in accelerators)
+        or (on_cpu and reads is not None),
+        pins=any(map(pins, accelerators)),
+        locks=locks(machine),
+        ranks=ranks,
+        reads=reads,
         units=units,
         held_bytes=sum(unit.packed for unit in units if unit.hold is Hold.phase),
         streamed=sum(unit.hold is Hold.layer for unit in units),
+        chunk_tokens=seat.chunk_tokens,
     )
 
 
-def _overlaps(device: str, machine: Machine) -> bool:
-    """Unified memory has no second copy to make."""
-    return any(
-        accelerator.streams and accelerator.memory is MemoryKind.separate
-        for accelerator in machine.accelerators
-        if accelerator.device == device
-    )
+_NETWORK_READS = Reads(reader=Reader.buffered, chunk_bytes=4 << 20, depth=4)
+"""A network file system is never read page by page, even where nobody measured how fast it is."""
 
 
-def _units(component: Component, wishes: Wishes, *, on_cpu: bool) -> Iterator[Unit]:
+def reads_of(rates: Rates, *, network: bool) -> Reads | None:
+    """The fastest measured reads, if they beat page faults."""
+    disk = rates.disk
+    if disk is None:
+        return _NETWORK_READS if network else None
+    if not network and disk.bytes_per_s <= (rates.fault_bytes_per_s or 0):
+        return None
+    return Reads(reader=Reader(disk.mode.value), chunk_bytes=disk.chunk_bytes, depth=disk.depth)
+
+
+def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -> Iterator[Unit]:
     wish = wishes.of(component.name, None)
     if component.fixed_bytes:
-        yield _unit(None, 0, component.fixed_bytes, component.fixed_packed_bytes, wish, on_cpu=on_cpu)
+        packed = component.fixed_packed_bytes
+        home, hold = _first_fate(None, packed, wish, on_cpu=on_cpu)
+        yield Unit(
+            stack=None,
+            layer=0,
+            bytes=component.fixed_bytes,
+            packed=packed,
+            slot=packed,
+            wish=wish,
+            home=home,
+            hold=hold,
+        )
     for stack in component.stacks:
         wish = wishes.of(component.name, stack.name)
         for size in stack.sizes:
+            stored, packed = size.layer_bytes, size.packed_bytes
+            slot = slot_bytes_for_reads(stored, stack.extents) if on_cpu and reads else packed
+            home, hold = _first_fate(stack.name, packed, wish, on_cpu=on_cpu)
             for layer in range(*size.layers):
-                yield _unit(stack.name, layer, size.layer_bytes, size.packed_bytes, wish, on_cpu=on_cpu)
+                yield Unit(
+                    stack=stack.name,
+                    layer=layer,
+                    bytes=stored,
+                    packed=packed,
+                    slot=slot,
+                    wish=wish,
+                    home=home,
+                    hold=hold,
+                )
 
 
-def _unit(stack: str | None, layer: int, count: int, packed: int, wish: Wish, *, on_cpu: bool) -> Unit:
+def _first_fate(stack: str | None, packed: int, wish: Wish, *, on_cpu: bool) -> tuple[Home, Hold]:
+    """What takes the least memory of what the overrides leave open."""
     home = wish.home or Home.mapped
     if packed == 0:
         # Nothing to move: no bytes fit anywhere, always.
-        home, hold = Home.device, Hold.always
-    elif on_cpu or home is Home.device or wish.hold is Hold.always:
-        hold = Hold.always
-        home = home if on_cpu else Home.device
-    elif stack is None:
-        hold = Hold.phase
-    else:
-        hold = wish.hold or Hold.layer
-    return Unit(stack=stack, layer=layer, bytes=count, packed=packed, wish=wish, home=home, hold=hold)
+        return Home.device, Hold.always
+    if on_cpu:
+        return home, Hold.layer if wish.hold is Hold.layer and stack is not None else Hold.always
+    if home is Home.device or wish.hold is Hold.always:
+        return Home.device, Hold.always
+    return home, Hold.phase if stack is None else wish.hold or Hold.layer

@@ -46,23 +46,45 @@ def classes_of(drafts: Sequence[Draft], policy: Policy, budgets: dict[str, Budge
 
 def fates_of(unit: Unit, draft: Draft, policy: Policy, budgets: dict[str, Budget]) -> tuple[Fate, ...]:
     """What the policy, the overrides and the device leave open for a unit; the present fate is always among it."""
-    copies = policy.copies is Copies.when_they_fit and budgets[HOST].available_bytes is not None
     if unit.packed == 0:
         return ((unit.home, unit.hold),)
-    if draft.on_cpu:
-        fates: list[Fate] = [(Home.mapped, Hold.always)]
-        fates += [(Home.device, Hold.always)] if copies else []
-    else:
-        # With unified memory a host copy beside the device's would be the same pool twice.
-        hosts = (Home.mapped, Home.pageable) if copies and draft.axis != HOST else (Home.mapped,)
-        holds = (Hold.phase,) if unit.stack is None else (Hold.layer, Hold.phase)
-        if policy.residency is Residency.minimal:
-            holds = holds[:1]
-        fates = [(home, hold) for hold in holds for home in hosts]
-        fates += [(Home.device, Hold.always)] if policy.residency is Residency.fill else []
+    copies = policy.copies is Copies.when_they_fit and budgets[HOST].available_bytes is not None
+    fates = _on_cpu(unit, draft, copies=copies) if draft.on_cpu else _on_device(unit, draft, policy, copies=copies)
     allowed = [fate for fate in fates if _grants(unit, fate)]
     present = (unit.home, unit.hold)
     return tuple(allowed if present in allowed else [present, *allowed])
+
+
+def _on_cpu(unit: Unit, draft: Draft, *, copies: bool) -> list[Fate]:
+    """In place, or through slots where reads beat page faults; copied, or locked where ranks share the pages."""
+    fates = [(Home.mapped, Hold.always)]
+    if draft.reads is not None and unit.stack is not None:
+        fates.append((Home.mapped, Hold.layer))
+    if copies:
+        fates.append((Home.device, Hold.always))
+        fates += [(Home.locked, Hold.always)] if _shares(draft) else []
+    return fates
+
+
+def _on_device(unit: Unit, draft: Draft, policy: Policy, *, copies: bool) -> list[Fate]:
+    homes = [Home.mapped]
+    # With unified memory a host copy beside the device's would be the same pool twice.
+    if draft.axis != HOST and copies:
+        homes.append(Home.pageable)
+        homes += [Home.pinned] if draft.pins and policy.pinned_max_percent else []
+        homes += [Home.locked] if _shares(draft) else []
+    if unit.wish.home not in (None, Home.device):
+        homes = [unit.wish.home]
+    holds = (Hold.phase,) if unit.stack is None else (Hold.layer, Hold.phase)
+    if policy.residency is Residency.minimal:
+        holds = holds[:1]
+    fates = [(home, hold) for hold in holds for home in homes]
+    return fates + ([(Home.device, Hold.always)] if policy.residency is Residency.fill else [])
+
+
+def _shares(draft: Draft) -> bool:
+    """Whether locking pages takes less than a copy: ranks on one host share them. Alone a copy is as good."""
+    return draft.locks and draft.ranks > 1
 
 
 def _grants(unit: Unit, fate: Fate) -> bool:

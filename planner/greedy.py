@@ -65,7 +65,7 @@ def _short(ledger: Ledger) -> tuple[Short, ...]:
         need = ledger.peak(axis)
         if budget.available_bytes is None or need <= budget.usable_bytes:
             continue
-        worst = max(ledger.drafts, key=lambda draft: draft.asks_of(axis)).component.name
+        worst = max(ledger.drafts, key=lambda draft: ledger.asks_of(axis, draft)).component.name
         short.append(Short(axis=axis, component=worst, need_bytes=need, have_bytes=budget.usable_bytes))
     return tuple(short)
 
@@ -96,12 +96,15 @@ def copy_to_host(ledger: Ledger, policy: Policy) -> None:
         for draft in ledger.drafts
         if draft.on_cpu or draft.axis != HOST
         for unit in draft.units
-        if unit.home is Home.mapped and unit.wish.home is None
+        if unit.home is Home.mapped and unit.wish.home is None and not (draft.on_cpu and unit.wish.hold is Hold.layer)
     ]
     wanted.sort(key=lambda pair: -_reads_per_request(*pair))
     for draft, unit in wanted:
         if unit.packed <= ledger.left(HOST):
-            ledger.move(draft, unit, Home.device if draft.on_cpu else Home.pageable, unit.hold)
+            home, hold = (Home.device, Hold.always) if draft.on_cpu else (Home.pageable, unit.hold)
+            ledger.move(draft, unit, home, hold)
+    for draft in ledger.drafts:
+        draft.fit_slots()
 
 
 def _reads_per_request(draft: Draft, unit: Unit) -> int:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from ..plans.document import Phase, Placement, Predicted, Reader, Segment, Staging
 from ..plans.pipeline import Run
 from ..plans.policy import Hold, Home
-from .budgets import HOST
-from .costs import Costs, is_cached, reads_in_request, run_phase
+from .budgets import HOST, LOCKED, PINNED
+from .costs import Costs, is_cached, run_phase
 from .draft import Draft, Ledger, Unit
 
 PAGE_CACHE = "page_cache"
@@ -19,6 +19,7 @@ def placement_of(draft: Draft) -> Placement:
     return Placement(
         component=draft.component.name,
         compute_device=draft.compute_device,
+        chunk_tokens=draft.chunk_tokens,
         staging=_staging(draft),
         segments=_segments(draft.units),
     )
@@ -27,13 +28,14 @@ def placement_of(draft: Draft) -> Placement:
 def _staging(draft: Draft) -> Staging | None:
     if not draft.streamed:
         return None
+    reads = draft.reads if draft.reading else None
     return Staging(
         device="cpu",
-        reader=Reader.mapping,
+        reader=reads.reader if reads else Reader.mapping,
         slots=draft.slots,
         slot_bytes=draft.slot_bytes,
-        chunk_bytes=None,
-        depth=None,
+        chunk_bytes=reads.chunk_bytes if reads else None,
+        depth=reads.depth if reads else None,
         prefetch_layers=draft.prefetch_layers,
     )
 
@@ -73,15 +75,13 @@ def phases_of(ledger: Ledger, costs: dict[str, Costs]) -> tuple[Phase, ...]:
 
 
 def _phase(draft: Draft, ledger: Ledger, costs: Costs) -> Phase:
-    peaks: dict[str, int | None] = {
-        axis: always + (draft.phase_bytes() if axis == draft.axis else 0) for axis, always in ledger.always.items()
-    }
+    peaks: dict[str, int | None] = {axis: ledger.needs(axis, draft) for axis in ledger.budgets}
     left = {
         axis: budget.usable_bytes - (peaks[axis] or 0)
         for axis, budget in ledger.budgets.items()
-        if budget.available_bytes is not None
+        if budget.available_bytes is not None and (peaks[axis] or axis not in (PINNED, LOCKED))
     }
-    peaks[PAGE_CACHE] = sum(unit.bytes for unit in draft.units if unit.home is Home.mapped)
+    peaks[PAGE_CACHE] = sum(unit.bytes for unit in draft.units if _goes_through_cache(draft, unit))
     cached = is_cached(draft, ledger)
     known = costs.timed and costs.compute_known
     schedule = run_phase(draft, costs, cached=cached) if known else None
@@ -105,8 +105,21 @@ def _disk_bytes(draft: Draft, ledger: Ledger, *, cached: bool) -> int | None:
     """Bytes that one request reads from the disk at most, when nothing is cached before; null on an unmeasured host."""
     if ledger.budgets[HOST].available_bytes is None:
         return None
-    mapped = [unit for unit in draft.units if unit.home is Home.mapped]
-    return sum(unit.bytes * (1 if cached else reads_in_request(draft, unit.home, unit.hold)) for unit in mapped)
+    return sum(unit.bytes * _reads_in_request(draft, unit, cached=cached) for unit in draft.units)
+
+
+def _reads_in_request(draft: Draft, unit: Unit, *, cached: bool) -> int:
+    """How often a mapped unit's bytes are read in a request; what is copied or locked, not at all."""
+    if unit.home is not Home.mapped:
+        return 0
+    past_cache = draft.reading and unit.hold is Hold.layer
+    return 1 if unit.hold is Hold.phase or (cached and not past_cache) else draft.component.passes
+
+
+def _goes_through_cache(draft: Draft, unit: Unit) -> bool:
+    """Whether a unit's file pages are brought into memory: all that is mapped, but for what is read directly."""
+    direct = draft.reading and draft.reads is not None and draft.reads.reader is Reader.direct
+    return unit.home is Home.mapped and not (direct and unit.hold is Hold.layer)
 
 
 def _link_bytes(draft: Draft) -> int:

@@ -14,6 +14,7 @@ class Rates:
     Attributes:
         device: the compute device.
         disk: the fastest way of cold reads into memory, with its mode, chunk and depth.
+        buffered: the fastest cold reads through the page cache.
         faults: page faults by as few threads as were measured, for a fault stops the thread that computes.
         link_pageable_bytes_per_s: copies from host memory to the device.
         link_pinned_bytes_per_s: the same from page-locked memory.
@@ -25,6 +26,7 @@ class Rates:
 
     device: str
     disk: DiskRate | None = None
+    buffered: DiskRate | None = None
     faults: DiskRate | None = None
     link_pageable_bytes_per_s: float | None = None
     link_pinned_bytes_per_s: float | None = None
@@ -37,6 +39,11 @@ class Rates:
     def disk_bytes_per_s(self) -> float | None:
         """Cold reads by the fastest way."""
         return None if self.disk is None else self.disk.bytes_per_s
+
+    @property
+    def buffered_bytes_per_s(self) -> float | None:
+        """Cold reads through the page cache."""
+        return None if self.buffered is None else self.buffered.bytes_per_s
 
     @property
     def fault_bytes_per_s(self) -> float | None:
@@ -62,6 +69,7 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
     return Rates(
         device=device,
         disk=max(reads, key=_speed, default=None),
+        buffered=max((rate for rate in reads if rate.mode is ReadMode.buffered), key=_speed, default=None),
         faults=min(faults, key=lambda rate: (rate.depth, rate.chunk_bytes), default=None),
         link_pageable_bytes_per_s=links.get("pageable"),
         link_pinned_bytes_per_s=links.get("pinned"),

@@ -1,7 +1,8 @@
 """The placement that costs least: the exact optimum beside simple placements, all on the same simulated schedule."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from ..plans.document import Short
 from ..plans.policy import Policy
@@ -11,6 +12,7 @@ from .costs import Costs, costs_of, total_cost
 from .draft import Ledger
 from .milp import SolverError
 from .rates import Rates
+from .seats import Seating
 from .solver import Optimum, solve
 
 OPTIMUM, GREEDY = "optimum", "greedy-with-backfill"
@@ -20,6 +22,9 @@ _MOST_COMPARED_UNITS = 2_000
 
 _TIE = 1e-9
 """Costs that differ by less than this share are the same: they are sums of floating-point numbers."""
+
+_CHUNKS_COST = 1.01
+"""Chunks are worth it only when they save more than one part in a hundred."""
 
 _PROOF = 1e-6
 """How close to the bound a cost must be to be proven: the solver's tolerance on it."""
@@ -45,6 +50,7 @@ class Candidate:
 class Found:
     """The chosen placement, the others, and what was short where there is none.
 
+    `seatings` are the costs of other devices and chunks that were tried; null where nothing fits.
     `bound` is a cost that no placement is below, by the solver's account; null where it did not look to the end. It
     takes a pass that overlaps for as long as its longest resource; the chosen placement's schedule may lie above.
     """
@@ -55,6 +61,12 @@ class Found:
     chosen: Candidate | None = None
     others: tuple[Candidate, ...] = ()
     bound: float | None = None
+    seatings: tuple[tuple[Seating, float | None], ...] = ()
+
+    @property
+    def cost(self) -> float | None:
+        """The chosen placement's; null where nothing fits."""
+        return None if self.chosen is None else self.chosen.cost
 
     @property
     def proven(self) -> bool:
@@ -62,19 +74,61 @@ class Found:
         return self.chosen is not None and self.bound is not None and self.chosen.cost <= self.bound * (1 + _PROOF)
 
     @property
+    def compute(self) -> float:
+        """The part of the cost that no placement changes."""
+        drafts = self.ledger.drafts
+        return sum(self.costs[draft.component.name].compute * draft.component.passes for draft in drafts)
+
+    @property
     def timed(self) -> bool:
         """Whether all costs are seconds."""
         return bool(self.costs) and all(costs.timed for costs in self.costs.values())
 
 
-def search(make: Callable[[], Ledger], rates: dict[str, Rates | None], policy: Policy) -> Found:
-    """Find the cheapest placement within every budget.
+def search(
+    make: Callable[[Seating], Ledger], among: Sequence[Seating], rates: Mapping[str, Rates], policy: Policy
+) -> Found:
+    """Find the cheapest placement within every budget, on the cheapest devices.
 
     Args:
         make: gives a fresh ledger in which only the overrides are spent.
-        rates: by compute device; null where the machine was not calibrated.
+        among: the seatings to try; of equal ones the first is taken.
+        rates: by compute device.
         policy: what is allowed.
     """
+    found: list[Found] = []
+    for seating in among:
+        if (
+            found
+            and found[0].cost is not None
+            and any(seat.chunk_tokens for seat in seating)
+            and not _is_pressed(found)
+        ):
+            break
+        found.append(_search_seating(partial(make, seating), rates, policy))
+    # Bytes and seconds do not compare: what is not in the first one's currency is left out.
+    comparable = [index for index, each in enumerate(found) if each.timed == found[0].timed or each.chosen is None]
+    best = min(comparable, key=lambda index: (*_rank(found[index], among[index]), index))
+    tried = tuple((among[index], found[index].cost) for index in comparable if index != best)
+    return replace(found[best], seatings=tried)
+
+
+def _is_pressed(found: Sequence[Found]) -> bool:
+    """Whether less memory for activations could make anything cheaper: some weights are not where they cost nothing."""
+    return min((each.cost or 0.0) - each.compute for each in found if each.cost is not None) > 0
+
+
+def _rank(found: Found, seating: Seating) -> tuple[float, float]:
+    """What fits before what does not, less cost before more, and a smaller shortage before a larger one.
+
+    Chunks must gain more than a little: that they compute a little slower is in no cost.
+    """
+    if found.cost is None:
+        return 1.0, float(sum(short.need_bytes - short.have_bytes for short in found.short))
+    return 0.0, found.cost * (_CHUNKS_COST if any(seat.chunk_tokens for seat in seating) else 1.0)
+
+
+def _search_seating(make: Callable[[], Ledger], rates: Mapping[str, Rates], policy: Policy) -> Found:
     ledger = make()
     costs = _costs(ledger, rates)
     short = greedy.start(ledger, policy)
@@ -123,7 +177,7 @@ def _spend_rest(optimum: Optimum, ledger: Ledger, costs: dict[str, Costs], polic
         apply_optimum(optimum, ledger, costs, policy)
 
 
-def _costs(ledger: Ledger, rates: dict[str, Rates | None]) -> dict[str, Costs]:
+def _costs(ledger: Ledger, rates: Mapping[str, Rates]) -> dict[str, Costs]:
     """One currency for all: seconds when every component's rates are known, else bytes for every component."""
     drafts = ledger.drafts
     costs = {draft.component.name: costs_of(draft, rates[draft.compute_device]) for draft in drafts}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..plans.policy import Hold, Home, Policy
 from .budgets import HOST
-from .costs import Costs, fate_link, reads_in_request
+from .costs import Costs, fate_link
 from .draft import Draft, Ledger
 from .fates import Fate, UnitClass, classes_of
 from .milp import EXACT, Program, Search, SolverError
@@ -62,6 +62,7 @@ class _Model:
     x: list[dict[Fate, int]]
     double: dict[str, int]
     slot_bytes: dict[str, dict[int, float]]
+    reading: dict[str, int]
     costs: dict[str, Costs]
     ledger: Ledger
     unit_bytes: int
@@ -111,7 +112,8 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
     x = [{fate: program.count(len(each.units)) for fate in each.fates} for each in classes]
     for each, row in zip(classes, x, strict=True):
         program.exactly(dict.fromkeys(row.values(), 1.0), len(each.units))
-    sizes = [each.packed for each in classes if each.packed]
+    sizes = [size for each in classes for size in (each.packed, each.units[0].slot) if size]
+    sizes += [draft.reads.buffer_bytes for draft in ledger.drafts if draft.reads and sizes]
     unit_bytes = max(math.gcd(*sizes), max(sizes) // _MOST_COEFFICIENT) if sizes else 1
     model = _Model(
         program=program,
@@ -119,13 +121,17 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
         x=x,
         double={},
         slot_bytes={},
+        reading={},
         costs=costs,
         ledger=ledger,
         unit_bytes=max(1, unit_bytes),
         cost_unit=_largest_cost(classes, costs) / _COST_SCALE or 1.0,
         most_slots=policy.slots,
     )
-    model.slot_bytes |= {draft.component.name: _slot_rows(model, draft, policy) for draft in ledger.drafts}
+    for draft in ledger.drafts:
+        name, reading = draft.component.name, _reading_row(model, draft)
+        model.slot_bytes[name] = _slot_rows(model, draft, policy)
+        model.reading |= {} if reading is None else {name: reading}
     _memory_rows(model)
     return model
 
@@ -144,7 +150,7 @@ def _slot_rows(model: _Model, draft: Draft, policy: Policy) -> dict[int, float]:
         used = model.program.count(1)
         layered: dict[int, float] = {row[fate]: 1.0 for fate in each.fates if fate[1] is Hold.layer}
         model.program.at_most({**layered, used: -float(len(each.units))}, 0)
-        size = model.size(each.packed)
+        size = model.size(each.units[0].slot)
         slots = 1 if chooses else max(1, draft.slots)
         model.program.at_most({used: slots * size, room: -1.0}, 0)
         if chooses:
@@ -153,33 +159,51 @@ def _slot_rows(model: _Model, draft: Draft, policy: Policy) -> dict[int, float]:
     return {room: 1.0}
 
 
+def _reading_row(model: _Model, draft: Draft) -> int | None:
+    """A variable: whether the reader reads past the cache. On the CPU every slot is filled so; null where none is."""
+    streams = any((Home.mapped, Hold.layer) in each.fates for each, _ in _of(model, draft))
+    return model.program.count(1) if draft.reads is not None and streams and not draft.on_cpu else None
+
+
 def _memory_rows(model: _Model) -> None:
     """Each axis in each phase; and each axis without a phase of its own, for what is always there."""
     for axis, budget in model.ledger.budgets.items():
         if budget.available_bytes is None:
+            # Nothing is spent there: no buffers, which are the one thing that may be spent or not.
+            for reading in model.reading.values() if axis == HOST else ():
+                model.program.at_most({reading: 1.0}, 0)
             continue
         always = _always(model, axis)
-        drafts = [draft for draft in model.ledger.drafts if draft.axis == axis]
-        for draft in drafts:
-            usable = budget.usable_bytes - draft.activation_bytes()
-            model.program.at_most(_sum(always, _in_phase(model, draft)), usable // model.unit_bytes)
-        if not drafts and always:
+        terms = [(_in_phase(model, draft, axis), draft) for draft in model.ledger.drafts]
+        for in_phase, draft in terms:
+            if in_phase or draft.axis == axis:
+                usable = budget.usable_bytes - (draft.activation_bytes() if draft.axis == axis else 0)
+                model.program.at_most(_sum(always, in_phase), usable // model.unit_bytes)
+        if always and not any(in_phase or draft.axis == axis for in_phase, draft in terms):
             model.program.at_most(always, budget.usable_bytes // model.unit_bytes)
 
 
-def _in_phase(model: _Model, draft: Draft) -> dict[int, float]:
-    """What a component's phase adds on its axis, but for activations, which are the same for every placement."""
+def _in_phase(model: _Model, draft: Draft, axis: str) -> dict[int, float]:
+    """What a component's phase adds on an axis, but for activations, which are the same for every placement."""
+    terms: dict[int, float] = {}
+    reading = model.reading.get(draft.component.name)
+    if axis == HOST and reading is not None and draft.reads is not None:
+        terms[reading] = float(model.size(draft.reads.buffer_bytes))
+    if axis != draft.axis:
+        return terms
     held: dict[int, float] = {row[fate]: size for _, row, fate, size in _fates(model, draft) if fate[1] is Hold.phase}
-    return _sum(held, model.slot_bytes[draft.component.name])
+    return _sum(terms, held, model.slot_bytes[draft.component.name])
 
 
 def _always(model: _Model, axis: str) -> dict[int, float]:
-    """What is on an axis whatever computes: homes on its devices, and on the host every copy."""
+    """What is on an axis whatever computes; of what is locked, the host bears this rank's part."""
     terms: dict[int, float] = {}
     for draft in model.ledger.drafts:
         for _, row, (home, hold), size in _fates(model, draft):
-            if (home is Home.device and draft.axis == axis) or (home is Home.pageable and axis == HOST):
+            if axis in draft.rests_on(home):
                 terms[row[home, hold]] = size
+            elif axis == HOST and home is Home.locked:
+                terms[row[home, hold]] = -(-size // model.ledger.ranks)
     return terms
 
 
@@ -187,100 +211,135 @@ def _cost_rows(model: _Model) -> dict[int, float]:
     """The request's cost: the sum of the phases' costs, each a variable bounded from below by what it has to do."""
     objective: dict[int, float] = {}
     for draft in model.ledger.drafts:
-        costs = model.costs[draft.component.name]
         phase = model.program.amount()
         objective[phase] = 1.0
-        layers: dict[int, float] = {}
-        serial: dict[int, float] = {}
-        for each, row, (home, hold), _ in _fates(model, draft):
-            target = layers if hold is Hold.layer else serial
-            target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold) / model.cost_unit
-        disk, cached = _disk_variable(model, draft, costs)
-        _fetch_row(model, draft, phase, cached)
-        compute = costs.compute * draft.component.passes / model.cost_unit
-        _phase_rows(model, draft, phase, compute, layers, serial, disk)
+        _phase_rows(model, draft, phase)
     return objective
 
 
-def _phase_rows(
-    model: _Model,
-    draft: Draft,
-    phase: int,
-    compute: float,
-    layers: dict[int, float],
-    serial: dict[int, float],
-    disk: int,
-) -> None:
-    """One after the other; or, with two slots, as long as the longest of compute, link and disk."""
-    everything = _sum(layers, serial, {disk: 1.0}, {phase: -1.0})
-    double = model.double.get(draft.component.name)
+def _phase_rows(model: _Model, draft: Draft, phase: int) -> None:
+    """One after the other; or, with two slots, as long as the longest of compute, link and disk.
+
+    What the disk does in the compute's own turn comes on top of the compute in any case: what is fetched for the whole
+    phase, and page faults of what the CPU uses in place.
+    """
+    name = draft.component.name
+    costs, program = model.costs[name], model.program
+    compute = costs.compute * draft.component.passes / model.cost_unit
+    layers: dict[int, float] = {}
+    serial: dict[int, float] = {}
+    for each, row, (home, hold), _ in _fates(model, draft):
+        target = layers if hold is Hold.layer else serial
+        target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold) / model.cost_unit
+    cached = _cached_row(model, draft)
+    beside, within = _streamed_reads(model, draft, cached), _reads_in_turn(model, draft, cached)
+    everything = _sum(layers, serial, {beside: 1.0, within: 1.0, phase: -1.0})
+    double = model.double.get(name)
     if double is None:
-        model.program.at_most(everything, -compute)
+        program.at_most(everything, -compute)
         return
-    worst = compute + _most_disk(model, draft)
+    worst = compute + 2 * _most_disk(model, draft)
     for each, row in _of(model, draft):
-        links = (fate_link(model.costs[draft.component.name], draft, each.stored, *fate) for fate in row)
+        links = (fate_link(costs, draft, each.stored, *fate) for fate in row)
         worst += len(each.units) * max(links) / model.cost_unit
-    model.program.at_most(_sum(everything, {double: -worst}), -compute)
-    model.program.at_most(_sum(serial, {phase: -1.0}), -compute)
-    model.program.at_most(_sum(layers, serial, {phase: -1.0}), 0)
-    model.program.at_most(_sum({disk: 1.0}, {phase: -1.0}), 0)
+    program.at_most(_sum(everything, {double: -worst}), -compute)
+    program.at_most(_sum(serial, {within: 1.0, phase: -1.0}), -compute)
+    program.at_most(_sum(layers, serial, {phase: -1.0}), 0)
+    program.at_most({beside: 1.0, within: 1.0, phase: -1.0}, 0)
+    if model.most_slots <= 2 and not draft.on_cpu:
+        _fetch_rows(model, draft, phase, cached)
 
 
-def _fetch_row(model: _Model, draft: Draft, phase: int, cached: int) -> None:
+def _fetch_rows(model: _Model, draft: Draft, phase: int, cached: int) -> None:
     """With two slots one layer is on its way at a time, and takes as long as the slower of its disk and link.
 
     So the layers' fetches add up, whatever runs beside them: disk and link of different layers do not overlap. More
-    slots may do better, and then the row is left out.
+    slots may do better, and then the rows are left out.
     """
-    if draft.component.name not in model.double or model.most_slots > 2:
-        return
     costs, passes = model.costs[draft.component.name], draft.component.passes
-    fetches: dict[int, float] = {}
-    for each, row, (home, hold), _ in _fates(model, draft):
-        if hold is Hold.layer:
-            slower = max(costs.link[home], costs.disk if home is Home.mapped else 0.0)
-            fetches[row[home, hold]] = each.stored * slower * passes / model.cost_unit
-    # When cached is 1, the slower is the link, of which another row takes care.
-    model.program.at_most(_sum(fetches, {phase: -1.0, cached: -_most_disk(model, draft)}), 0)
+    reading = model.reading.get(draft.component.name)
+    for disk, lifted in ((costs.read, {cached: 1.0}), (costs.fault, _sum({cached: 1.0}, _one(reading)))):
+        fetches: dict[int, float] = {}
+        for each, row, (home, hold), _ in _fates(model, draft):
+            if hold is Hold.layer:
+                slower = max(costs.link[home], disk if home is Home.mapped else 0.0)
+                fetches[row[home, hold]] = each.stored * slower * passes / model.cost_unit
+        # When it is cached, the slower is the link, of which another row takes care.
+        most = _most_disk(model, draft)
+        model.program.at_most(_sum(fetches, {phase: -1.0}, dict.fromkeys(lifted, -most)), 0)
 
 
-def _disk_variable(model: _Model, draft: Draft, costs: Costs) -> tuple[int, int]:
-    """The cost of a phase's disk reads. What is mapped is read once, and again in each pass unless all of it is cached.
+def _cached_row(model: _Model, draft: Draft) -> int:
+    """A variable: whether all that goes through the page cache stays there from pass to pass.
 
     A scan in the same order every time keeps nothing in a cache that it does not fit into.
     """
-    disk, cached = model.program.amount(), model.program.count(1)
-    once: dict[int, float] = {}
-    every: dict[int, float] = {}
-    mapped: dict[int, float] = {}
-    for each, row, (home, hold), _ in _fates(model, draft):
-        reads = reads_in_request(draft, home, hold)
-        if reads:
-            variable = row[home, hold]
-            once[variable] = each.stored * costs.disk / model.cost_unit
-            every[variable] = once[variable] * reads
-            mapped[variable] = each.stored / model.unit_bytes
-    worst = _most_disk(model, draft)
-    model.program.at_most(_sum(once, {disk: -1.0}), 0)
-    model.program.at_most(_sum(every, {disk: -1.0, cached: -worst}), 0)
+    cached = model.program.count(1)
+    mapped: dict[int, float] = {
+        row[fate]: each.stored / model.unit_bytes for each, row, fate, _ in _fates(model, draft) if draft.caches(*fate)
+    }
     total = sum(len(each.units) * each.stored for each, _ in _of(model, draft)) / model.unit_bytes
     budget = model.ledger.budgets[HOST]
     room = (budget.usable_bytes if budget.available_bytes is not None else -1) / model.unit_bytes
-    needed = _always(model, HOST)
+    needed = _sum(_always(model, HOST), _in_phase(model, draft, HOST))
     if draft.axis == HOST:
         room -= draft.activation_bytes() / model.unit_bytes
-        needed = _sum(needed, _in_phase(model, draft))
     # When cached is 1, what is mapped goes into what the host does not need otherwise; when 0, the row says nothing.
-    slack = total + 3 * sum(len(each.units) * each.packed for each in model.classes) / model.unit_bytes + abs(room)
+    slots = sum(max(unit.slot for unit in each.units) for each in model.classes) * model.most_slots
+    slack = total + (3 * sum(len(each.units) * each.packed for each in model.classes) + slots) / model.unit_bytes
+    slack += abs(room) + sum(needed[variable] for variable in model.reading.values() if variable in needed)
     # A solver's 1 may be a millionth less, which times the slack is not little: what is cached must be so by more.
     model.program.at_most(_sum(mapped, needed, {cached: slack}), room + slack - math.floor(slack * _INTEGRALITY))
-    return disk, cached
+    reading = model.reading.get(draft.component.name)
+    if reading is not None:
+        model.program.at_most({cached: 1.0, reading: 1.0}, 1)
+    return cached
+
+
+def _streamed_reads(model: _Model, draft: Draft, cached: int) -> int:
+    """A variable: the disk's cost of filling slots off the mapping, in all passes.
+
+    Page by page once, or in every pass where the cache keeps nothing; by reads, in every pass.
+    """
+    disk = model.program.amount()
+    costs, passes = model.costs[draft.component.name], draft.component.passes
+    stored: dict[int, float] = {
+        row[fate]: each.stored / model.cost_unit
+        for each, row, fate, _ in _fates(model, draft)
+        if fate == (Home.mapped, Hold.layer)
+    }
+    reading = _one(model.reading.get(draft.component.name))
+    bounds = [(costs.read * passes, {cached: 1.0}), (costs.fault, reading)]
+    bounds.append((costs.fault * passes, _sum({cached: 1.0}, reading)))
+    if draft.reads_past_cache:
+        bounds = [(costs.read * passes, {})]
+    most = _most_disk(model, draft)
+    for cost, lifted in bounds:
+        terms = {variable: amount * cost for variable, amount in stored.items()}
+        model.program.at_most(_sum(terms, dict.fromkeys(lifted, -most), {disk: -1.0}), 0)
+    return disk
+
+
+def _reads_in_turn(model: _Model, draft: Draft, cached: int) -> int:
+    """A variable: the disk's cost of what is fetched for the whole phase, and of what the CPU uses in place."""
+    disk = model.program.amount()
+    costs, passes = model.costs[draft.component.name], draft.component.passes
+    once: dict[int, float] = {}
+    every: dict[int, float] = {}
+    for each, row, (home, hold), _ in _fates(model, draft):
+        if home is Home.mapped and hold is not Hold.layer:
+            in_place = hold is Hold.always
+            once[row[home, hold]] = each.stored * (costs.fault if in_place else costs.whole) / model.cost_unit
+            every[row[home, hold]] = once[row[home, hold]] * (passes if in_place else 1)
+    model.program.at_most(_sum(once, {disk: -1.0}), 0)
+    model.program.at_most(_sum(every, {disk: -1.0, cached: -_most_disk(model, draft)}), 0)
+    return disk
 
 
 def _most_disk(model: _Model, draft: Draft) -> float:
     stored = sum(len(each.units) * each.stored for each, _ in _of(model, draft))
-    return stored * model.costs[draft.component.name].disk * draft.component.passes / model.cost_unit
+    slowest = model.costs[draft.component.name].slowest_disk
+    return stored * slowest * draft.component.passes / model.cost_unit
 
 
 def _largest_cost(classes: tuple[UnitClass, ...], costs: dict[str, Costs]) -> float:
@@ -288,19 +347,23 @@ def _largest_cost(classes: tuple[UnitClass, ...], costs: dict[str, Costs]) -> fl
     total = 0.0
     for each in classes:
         cost = costs[each.draft.component.name]
-        weights = len(each.units) * each.stored * (max(cost.link.values()) + cost.disk)
+        weights = len(each.units) * each.stored * (max(cost.link.values()) + cost.slowest_disk)
         total += each.draft.component.passes * (weights + cost.compute)
     return total
 
 
 def _hard_bytes(model: _Model) -> dict[int, float]:
-    """Copies on the host and everything held on devices: what cannot be dropped under pressure."""
+    """What cannot be dropped under pressure: copies on the host, everything held on devices, slots and buffers.
+
+    Of two homes that take as much the one without page-locking costs a little less.
+    """
     terms: dict[int, float] = {}
     for draft in model.ledger.drafts:
         for _, row, (home, hold), size in _fates(model, draft):
-            held = home is not Home.mapped or hold is Hold.phase
-            both = home is Home.pageable and hold is Hold.phase
-            terms[row[home, hold]] = float(size * (held + both))
+            resting = 0 if home is Home.mapped else -(-size // model.ledger.ranks) if home is Home.locked else size
+            dearer = size / 8 if home is Home.pinned else 0
+            terms[row[home, hold]] = float(resting + (size if hold is Hold.phase else 0) + dearer)
+        terms |= model.slot_bytes[draft.component.name] if draft.on_cpu else {}
     return terms
 
 
@@ -311,6 +374,10 @@ def _of(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int]]]:
 def _fates(model: _Model, draft: Draft) -> list[tuple[UnitClass, dict[Fate, int], Fate, int]]:
     """All classes and fates of a component, with the bytes of one unit in the program's unit."""
     return [(each, row, fate, model.size(each.packed)) for each, row in _of(model, draft) for fate in each.fates]
+
+
+def _one(variable: int | None) -> dict[int, float]:
+    return {} if variable is None else {variable: 1.0}
 
 
 def _sum(*parts: dict[int, float]) -> dict[int, float]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..plans.document import Fits, Plan
 from ..plans.machine import Machine, Measured, MemoryKind, Reading
 from ..plans.units import GIB
-from .budgets import HOST
+from .budgets import HOST, LOCKED, PINNED
 from .compile import compile_plan
 
 
@@ -23,7 +23,8 @@ def worths(plan: Plan, *, more_bytes: int = GIB) -> tuple[Worth, ...]:
     """The worth of every axis with a known size, in the order of the plan's budgets. Empty for a refused plan."""
     if not isinstance(plan.verdict, Fits):
         return ()
-    grown = ((budget.axis, _replan(plan, budget.axis, more_bytes)) for budget in plan.budgets if budget.available_bytes)
+    axes = (budget.axis for budget in plan.budgets if budget.available_bytes and budget.axis != PINNED)
+    grown = ((axis, _replan(plan, axis, more_bytes)) for axis in axes)
     return tuple(
         Worth(
             axis=axis,
@@ -56,7 +57,10 @@ def moved_bytes(plan: Plan) -> int:
 
 
 def with_available(machine: Machine, axis: str, available_bytes: int) -> Machine:
-    """The machine with so many bytes available on an axis; of devices with unified memory, on each."""
+    """The machine with so many bytes available on an axis; of devices with unified memory, on each.
+
+    What may be pinned grows with the host; what may be locked is the process's own limit.
+    """
     accelerators = tuple(
         accelerator.model_copy(update={"free": _figure(accelerator.free, available_bytes)})
         if axis in (accelerator.device, HOST) and (axis != HOST or accelerator.memory is MemoryKind.unified)
@@ -64,8 +68,10 @@ def with_available(machine: Machine, axis: str, available_bytes: int) -> Machine
         for accelerator in machine.accelerators
     )
     host = machine.host
-    if axis == HOST:
+    if axis in (HOST, PINNED):
         host = host.model_copy(update={"available": _figure(host.available, available_bytes)})
+    if axis == LOCKED:
+        host = host.model_copy(update={"memlock": _figure(host.memlock, available_bytes)})
     return machine.model_copy(update={"host": host, "accelerators": accelerators})
 
 

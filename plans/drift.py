@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .document import Plan
-from .machine import Accelerator, Host, Machine, Measured, MemoryKind, Reading
+from .machine import Accelerator, Host, Machine, Measured, MemoryKind, Reading, Unlimited
 from .pipeline import Component, Pipeline
+from .policy import Home
 from .readings import reading_text
 from .units import format_bytes
 
@@ -65,6 +66,7 @@ def _host(plan: Plan, now: Host) -> Iterator[ChangedFact]:
         yield from _same("host, total", reading_text(planned.total), reading_text(now.total))
         yield from _same("host, capped by", _caps(planned), _caps(now))
     yield from _room("host", plan, planned.available, now.available)
+    yield from _lockable(plan, planned.memlock, now.memlock)
 
 
 def _accelerators(plan: Plan, machine: Machine) -> Iterator[ChangedFact]:
@@ -106,6 +108,16 @@ def _room(axis: str, plan: Plan, planned: Reading, now: Reading) -> Iterator[Cha
     if peak and now != planned and not (isinstance(now, Measured) and now.value >= peak + reserve):
         need = f"the plan needs {format_bytes(peak)} and {format_bytes(reserve)} free beside it"
         yield ChangedFact(fact=f"{axis}, available", planned=reading_text(planned), now=f"{reading_text(now)}; {need}")
+
+
+def _lockable(plan: Plan, planned: Reading, now: Reading) -> Iterator[ChangedFact]:
+    """Whether what the plan locks in memory may still be locked."""
+    segments = (segment for placement in plan.placements for segment in placement.segments)
+    locked = sum(segment.packed_bytes for segment in segments if segment.home is Home.locked)
+    enough = isinstance(now, Unlimited) or (isinstance(now, Measured) and now.value >= locked)
+    if locked and not enough:
+        need = f"the plan locks {format_bytes(locked)}"
+        yield ChangedFact(fact="locked, available", planned=reading_text(planned), now=f"{reading_text(now)}; {need}")
 
 
 def _same(fact: str, planned: object, now: object) -> Iterator[ChangedFact]:

@@ -121,7 +121,7 @@ class Machine(Record):
     @model_validator(mode="after")
     def _checked(self) -> Self:
         """Devices name the axes of a plan, beside those of the host."""
-        names = ["cpu", "host", "page_cache"]
+        names = ["cpu", "host", "page_cache", "pinned", "locked"]
         for accelerator in self.accelerators:
             if accelerator.device in names:
                 raise ValueError(f"the device name '{accelerator.device}' is taken")

@@ -96,12 +96,13 @@ def _run(run: Run) -> str:
 def way_of(placement: Placement, segment: Segment) -> str:
     """The familiar name of a home and hold, with the slots of layerwise offload; each is as large as a layer."""
     if segment.hold == "always":
-        return "resident" if segment.home == "device" else "mapped in place"
+        return "resident" if segment.home == "device" else f"{segment.home} in place"
     if segment.hold == "phase" or placement.staging is None:
         return "component offload"
     staging = placement.staging
     ahead = f", {staging.prefetch_layers} ahead" if staging.prefetch_layers else ""
-    return f"layerwise offload, {_count(staging.slots, 'slot')}{ahead}"
+    reads = f", {staging.reader} reads" if staging.reader != "mapping" and segment.home == "mapped" else ""
+    return f"layerwise offload, {_count(staging.slots, 'slot')}{ahead}{reads}"
 
 
 def _peaks(plan: Plan) -> Table:
@@ -110,6 +111,8 @@ def _peaks(plan: Plan) -> Table:
     )
     for budget in plan.budgets:
         peak = max(phase.predicted.peak_bytes.get(budget.axis) or 0 for phase in plan.phases)
+        if budget.axis in ("pinned", "locked") and not peak:
+            continue  # parts of the host, of interest only where something is there
         known = budget.available_bytes is not None
         table.add_row(
             budget.axis,

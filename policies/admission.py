@@ -5,15 +5,12 @@ from dataclasses import dataclass
 
 from ..plans.document import Broken
 from ..plans.errors import InputError
-from ..plans.machine import Machine, Measured, MemoryKind
+from ..plans.machine import Accelerator, Machine, Measured, MemoryKind, Unlimited
 from ..plans.pipeline import Pipeline
 from ..plans.policy import Hold, Home, Policy
 from .selectors import Wish, Wishes, resolve_overrides
 
 CPU = "cpu"
-
-HONOURED_HOMES = (Home.device, Home.pageable, Home.mapped)
-"""The homes that the executor honours today."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,7 @@ def default_device(machine: Machine) -> str:
     return machine.accelerators[0].device if machine.accelerators else CPU
 
 
-def compute_device_exists(place: Place, machine: Machine) -> str | None:
+def compute_device_exists(place: Place, machine: Machine, policy: Policy) -> str | None:
     """A component computes on the CPU or on an accelerator that the facts list."""
     devices = [CPU, *(accelerator.device for accelerator in machine.accelerators)]
     if place.compute_device in devices:
@@ -38,7 +35,7 @@ def compute_device_exists(place: Place, machine: Machine) -> str | None:
     return f"there is no device {place.compute_device}; the machine has {', '.join(devices)}"
 
 
-def device_memory_is_known(place: Place, machine: Machine) -> str | None:
+def device_memory_is_known(place: Place, machine: Machine, policy: Policy) -> str | None:
     """Nothing is placed on an accelerator whose free memory is not known."""
     for accelerator in machine.accelerators:
         if accelerator.device == place.compute_device and not isinstance(accelerator.free, Measured):
@@ -46,32 +43,57 @@ def device_memory_is_known(place: Place, machine: Machine) -> str | None:
     return None
 
 
-def host_memory_is_known(place: Place, machine: Machine) -> str | None:
+def host_memory_is_known(place: Place, machine: Machine, policy: Policy) -> str | None:
     """No copy is promised on a host whose available memory is not known."""
     home = place.wish.home
     pool = [machine.host.available]
     pool += [accelerator.free for accelerator in machine.accelerators if accelerator.memory is MemoryKind.unified]
-    copied = home is Home.pageable or (home is Home.device and place.compute_device == CPU)
-    if not copied or any(isinstance(reading, Measured) for reading in pool):
+    hard = home not in (None, Home.mapped, Home.device) or (home is Home.device and place.compute_device == CPU)
+    if not hard or any(isinstance(reading, Measured) for reading in pool):
         return None
-    return f"home {home} is a copy on the host, whose available memory was not measured; give it with --host-memory"
+    return f"home {home} takes memory of the host, whose available memory was not measured; give it with --host-memory"
 
 
-def home_is_honoured(place: Place, machine: Machine) -> str | None:
-    """A home that the executor cannot give is not promised."""
-    if place.wish.home is None or place.wish.home in HONOURED_HOMES:
+def pinned_memory_exists(place: Place, machine: Machine, policy: Policy) -> str | None:
+    """Page-locked copies are made for a device with memory of its own that knows such, and where the policy lets."""
+    if place.wish.home is not Home.pinned:
         return None
-    return f"home {place.wish.home} is not honoured yet; {', '.join(HONOURED_HOMES)} are"
+    if place.compute_device == CPU:
+        return None  # another rule's
+    if not any(pins(each) for each in machine.accelerators if each.device == place.compute_device):
+        return f"{place.compute_device} has no use for page-locked copies; say home {Home.pageable}"
+    if policy.pinned_max_percent == 0:
+        return f"the policy {policy.preset} lets no memory be page-locked; raise its pinned_max_percent"
+    return None
 
 
-def hold_suits_home(place: Place, machine: Machine) -> str | None:
+def locked_memory_is_known(place: Place, machine: Machine, policy: Policy) -> str | None:
+    """Nothing is locked where the process's limit is not known."""
+    if place.wish.home is not Home.locked or locks(machine):
+        return None
+    return "how much memory this process may lock (RLIMIT_MEMLOCK) was not measured; say home mapped"
+
+
+def pins(accelerator: Accelerator) -> bool:
+    """Whether page-locked host copies are of use to a device."""
+    return accelerator.pinned_memory and accelerator.memory is MemoryKind.separate
+
+
+def locks(machine: Machine) -> bool:
+    """Whether it is known how much of a mapping this process may lock in memory."""
+    return isinstance(machine.host.memlock, Measured | Unlimited)
+
+
+def hold_suits_home(place: Place, machine: Machine, policy: Policy) -> str | None:
     """On the CPU weights are used where they rest; elsewhere only weights at home on the device are always there."""
     home, hold = place.wish.home, place.wish.hold
     if place.compute_device == CPU:
-        if hold not in (None, Hold.always):
-            return f"hold {hold} needs an accelerator; on the CPU weights are used where they rest"
-        if home is Home.pageable:
-            return "home pageable on the CPU is the device's own memory; say home device"
+        if home in (Home.pageable, Home.pinned):
+            return f"home {home} on the CPU is the device's own memory; say home device"
+        if hold is Hold.phase:
+            return "hold phase needs an accelerator; on the CPU weights are used where they rest"
+        if hold is Hold.layer and home not in (None, Home.mapped):
+            return f"hold layer on the CPU reads layers off the disk in turn; with home {home} they are there always"
         return None
     if home is not None and hold is not None and (home is Home.device) != (hold is Hold.always):
         pairs = "device goes with always, the others with phase or layer"
@@ -79,11 +101,12 @@ def hold_suits_home(place: Place, machine: Machine) -> str | None:
     return None
 
 
-RULES: dict[str, Callable[[Place, Machine], str | None]] = {
+RULES: dict[str, Callable[[Place, Machine, Policy], str | None]] = {
     "compute-device-exists": compute_device_exists,
     "device-memory-is-known": device_memory_is_known,
     "host-memory-is-known": host_memory_is_known,
-    "home-is-honoured": home_is_honoured,
+    "pinned-memory-exists": pinned_memory_exists,
+    "locked-memory-is-known": locked_memory_is_known,
     "hold-suits-home": hold_suits_home,
 }
 
@@ -109,7 +132,7 @@ def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[
         Broken(rule=rule, subject=place.subject, why=why)
         for rule in policy.rules
         for place in places
-        if (why := RULES[rule](place, machine)) is not None
+        if (why := RULES[rule](place, machine, policy)) is not None
     )
 
 

@@ -11,14 +11,14 @@ Name = tuple[str, str | None, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """One unit with its fate. `pool` is where its own bytes rest for good; null is the page cache alone."""
+    """One unit with its fate. `pools` are where its own bytes rest for good; none is the page cache alone."""
 
     name: Name
     stored: int
     packed: int
     home: str
     hold: str
-    pool: str | None
+    pools: tuple[str, ...]
     compute_pool: str
     on_cpu: bool
 
@@ -56,7 +56,7 @@ def residents(plan: Plan) -> list[Resident]:
         sizes = unit_sizes(components[placement.component])
         compute_pool = pool_of(plan, placement.compute_device)
         for segment in placement.segments:
-            pool = {"device": compute_pool, "pageable": "host"}.get(segment.home)
+            pools = {"device": (compute_pool,), "pageable": ("host",), "pinned": ("host", "pinned")}
             for name in units_of(placement.component, segment):
                 stored, packed = sizes[name]
                 found.append(
@@ -66,7 +66,7 @@ def residents(plan: Plan) -> list[Resident]:
                         packed=packed,
                         home=segment.home,
                         hold=segment.hold,
-                        pool=pool,
+                        pools=("locked",) if segment.home == "locked" else pools.get(segment.home, ()),
                         compute_pool=compute_pool,
                         on_cpu=placement.compute_device == "cpu",
                     )
@@ -75,16 +75,21 @@ def residents(plan: Plan) -> list[Resident]:
 
 
 def axes(plan: Plan) -> list[str]:
-    """The pools of the machine, by name."""
-    return sorted({"host", *(pool_of(plan, a.device) for a in plan.machine.accelerators)})
+    """The pools of the machine, by name, and the parts of the host that may be page-locked."""
+    devices = {pool_of(plan, a.device) for a in plan.machine.accelerators}
+    pinned = {"pinned" for a in plan.machine.accelerators if a.memory == "separate" and a.pinned_memory}
+    locked = {"locked"} if plan.machine.host.memlock.kind == "measured" else set[str]()
+    return sorted({"host"} | devices | pinned | locked)
 
 
 def available(plan: Plan, axis: str) -> int | None:
     """What was measured of an axis, or null. Of two figures for one pool the smaller."""
     unified = [a.free for a in plan.machine.accelerators if a.memory == "unified"]
     readings = [a.free for a in plan.machine.accelerators if a.device == axis]
-    if axis == "host":
+    if axis in ("host", "pinned"):
         readings = [plan.machine.host.available, *unified]
+    if axis == "locked":
+        readings = [plan.machine.host.memlock]
     return min((reading.value for reading in readings if reading.kind == "measured"), default=None)
 
 
@@ -100,6 +105,10 @@ def usable(plan: Plan, axis: str) -> int:
     policy = plan.policy
     if axis == "host":
         return max(0, found - min(policy.reserve_bytes, found * policy.reserve_max_percent // 100) - 1)
+    if axis == "pinned":
+        return found * policy.pinned_max_percent // 100
+    if axis == "locked":
+        return found
     return found - min(policy.device_reserve_bytes, found * policy.device_reserve_max_percent // 100)
 
 
@@ -114,7 +123,9 @@ def peak(plan: Plan, component: str, axis: str) -> int:
     """The most bytes that an axis bears while a component computes."""
     (placement,) = [placement for placement in plan.placements if placement.component == component]
     everything = residents(plan)
-    resting = sum(unit.packed for unit in everything if unit.pool == axis)
+    resting = sum(unit.packed for unit in everything if axis in unit.pools)
+    if axis == "host":
+        resting += -(-sum(unit.packed for unit in everything if unit.home == "locked") // plan.workload.ranks)
     if pool_of(plan, placement.compute_device) != axis:
         return resting
     visiting = sum(unit.packed for unit in everything if unit.name[0] == component and unit.hold == "phase")
@@ -133,11 +144,11 @@ def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
     pass where it does not.
     """
     units = [_as_copy(unit) if unit.name == copied else unit for unit in residents(plan)]
-    always = sum(unit.packed for unit in units if unit.pool == "host")
+    always = _on_host(units, plan)
     total = 0
     for component in plan.pipeline.components:
         own = [unit for unit in units if unit.name[0] == component.name]
-        phase = peak(plan, component.name, "host") - sum(unit.packed for unit in residents(plan) if unit.pool == "host")
+        phase = peak(plan, component.name, "host") - _on_host(residents(plan), plan)
         mapped = sum(unit.stored for unit in own if unit.home == "mapped")
         cached = "host" in measured_axes(plan) and mapped + always + phase <= usable(plan, "host")
         for unit in own:
@@ -148,7 +159,12 @@ def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
 
 
 def _as_copy(unit: Resident) -> Resident:
-    return replace(unit, home="device" if unit.on_cpu else "pageable", pool="host")
+    return replace(unit, home="device" if unit.on_cpu else "pageable", pools=("host",))
+
+
+def _on_host(units: list[Resident], plan: Plan) -> int:
+    locked = sum(unit.packed for unit in units if unit.home == "locked")
+    return sum(unit.packed for unit in units if "host" in unit.pools) + -(-locked // plan.workload.ranks)
 
 
 def page_cache(plan: Plan, component: str) -> int:
@@ -159,7 +175,8 @@ def page_cache(plan: Plan, component: str) -> int:
 def link_bytes(plan: Plan, component: str, passes: int) -> int:
     """Bytes that one request moves from the host to the component's compute device."""
     times = {"always": 0, "phase": 1, "layer": passes}
-    return sum(unit.stored * times[unit.hold] for unit in residents(plan) if unit.name[0] == component)
+    units = [unit for unit in residents(plan) if unit.name[0] == component and not unit.on_cpu]
+    return sum(unit.stored * times[unit.hold] for unit in units)
 
 
 def _slots(placement: Placement) -> int:

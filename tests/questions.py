@@ -93,14 +93,14 @@ def component_of(
     )
 
 
-def host_of(available: Reading) -> Host:
+def host_of(available: Reading, memlock: Reading | None = None) -> Host:
     unknown = Unmeasurable(why="not asked")
     return Host(
         platform="linux",
         available=available,
         total=available,
         binding="psutil",
-        memlock=unknown,
+        memlock=memlock or unknown,
         shared_memory=unknown,
     )
 
@@ -177,11 +177,18 @@ def decision(plan: Plan, subject: str) -> Decision:
 
 
 def with_memory(machine: Machine, available: Iterable[tuple[str, int]]) -> Machine:
-    """The machine with these bytes available on these axes. A device with unified memory is given the host's too."""
+    """The machine with these bytes available on these axes. A device with unified memory is given the host's too.
+
+    What may be pinned is a share of the host's, so that the larger of both figures is the host's.
+    """
     by_axis = dict(available)
+    if "pinned" in by_axis:
+        by_axis["host"] = max(by_axis["pinned"], by_axis.get("host", 0))
     host = machine.host
     if "host" in by_axis:
         host = host.model_copy(update={"available": measured(by_axis["host"])})
+    if "locked" in by_axis:
+        host = host.model_copy(update={"memlock": measured(by_axis["locked"])})
     accelerators: list[Accelerator] = []
     for accelerator in machine.accelerators:
         axis = "host" if accelerator.memory is MemoryKind.unified else accelerator.device

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import assume
 from hypothesis import strategies as st
 from placewise.plans.document import Plan, Refused
-from placewise.plans.machine import Machine, Malformed, Measured, Unmeasurable
+from placewise.plans.machine import Machine, Malformed, Measured, Reading, Unlimited, Unmeasurable
 from placewise.plans.pipeline import (
     Activations,
     Component,
@@ -118,8 +118,9 @@ def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
     """A host, and none to two accelerators whose free memory was measured."""
     known: st.SearchStrategy[Measured] = memory_sizes(pipeline).map(measured)
     devices = draw(st.sampled_from([(), ("cuda:0",), ("cuda:0",), ("cuda:0", "cuda:1"), ("mps",)]))
+    memlock: st.SearchStrategy[Reading] = st.one_of(st.just(Unlimited(source="RLIMIT_MEMLOCK")), known, unmeasured)
     return Machine(
-        host=host_of(draw(unmeasured) if draw(st.integers(0, 3)) == 0 else draw(known)),
+        host=host_of(draw(unmeasured) if draw(st.integers(0, 3)) == 0 else draw(known), draw(memlock)),
         accelerators=tuple(
             accelerator_of(
                 device,
@@ -134,11 +135,16 @@ def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
 
 _ON_DEVICE = tuple(
     (home, hold)
-    for home in (None, Home.device, Home.mapped, Home.pageable)
+    for home in (None, *Home)
     for hold in (None, *Hold)
     if (home, hold) != (None, None) and (None in (home, hold) or (home is Home.device) == (hold is Hold.always))
 )
-_ON_CPU = ((Home.device, None), (Home.mapped, None), (None, Hold.always), (Home.device, Hold.always))
+_ON_CPU = (
+    *((home, hold) for home in (Home.device, Home.mapped, Home.locked) for hold in (None, Hold.always)),
+    (None, Hold.always),
+    (None, Hold.layer),
+    (Home.mapped, Hold.layer),
+)
 
 
 @st.composite

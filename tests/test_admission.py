@@ -2,8 +2,9 @@
 
 import pytest
 from placewise.plans.errors import InputError
-from placewise.plans.machine import Accelerator, Malformed, Unmeasurable
+from placewise.plans.machine import Accelerator, Malformed, Unlimited, Unmeasurable
 from placewise.plans.policy import Hold, Home, Override
+from placewise.plans.units import MIB
 from placewise.policies.presets import PRESETS, load_preset, policy_from_json
 
 from .overriding import LARGE, VAE, broken, plan_with
@@ -14,9 +15,11 @@ from .questions import (
     fits,
     host_of,
     machine_of,
+    measured,
     mps,
     plan_of,
     policy_of,
+    refused,
 )
 
 PAIRS = "device goes with always, the others with phase or layer"
@@ -45,7 +48,7 @@ class TestRules:
             Override(select="transformer.blocks", home=Home.pageable),
             Override(select="vae", home=Home.device, compute_device="cpu"),
         )
-        why = "is a copy on the host, whose available memory was not measured; give it with --host-memory"
+        why = "takes memory of the host, whose available memory was not measured; give it with --host-memory"
         assert broken(plan_with(*wishes, machine=machine_of(host_of(UNKNOWN), cuda(80 * GIB)))) == [
             ("host-memory-is-known", "transformer.blocks", f"home pageable {why}"),
             ("host-memory-is-known", "vae", f"home device {why}"),
@@ -55,11 +58,28 @@ class TestRules:
         wish = Override(select="vae", home=Home.pageable)
         fits(plan_with(wish, machine=machine_of(host_of(UNKNOWN), mps(80 * GIB))))
 
-    @pytest.mark.parametrize("home", [Home.pinned, Home.locked])
-    def test_home_is_honoured(self, home: Home) -> None:
-        assert broken(plan_with(Override(select="vae", home=home))) == [
-            ("home-is-honoured", "vae", f"home {home} is not honoured yet; device, pageable, mapped are")
+    def test_pinned_memory_exists(self) -> None:
+        wish = Override(select="vae", home=Home.pinned)
+        fits(plan_with(wish))
+        assert broken(plan_with(wish, machine=machine_of(64 * GIB, mps(80 * GIB)))) == [
+            ("pinned-memory-exists", "vae", "mps has no use for page-locked copies; say home pageable")
         ]
+        nothing = policy_of("auto", wish, pinned_max_percent=0)
+        why = "the policy auto lets no memory be page-locked; raise its pinned_max_percent"
+        assert broken(plan_of(LARGE, VAE, policy=nothing)) == [("pinned-memory-exists", "vae", why)]
+
+    def test_locked_memory_is_known(self) -> None:
+        wish = Override(select="vae", home=Home.locked)
+        why = "how much memory this process may lock (RLIMIT_MEMLOCK) was not measured; say home mapped"
+        assert broken(plan_with(wish)) == [("locked-memory-is-known", "vae", why)]
+        host = host_of(measured(64 * GIB), Unlimited(source="RLIMIT_MEMLOCK"))
+        fits(plan_with(wish, machine=machine_of(host, cuda(80 * GIB))))
+
+    def test_more_than_may_be_locked_is_refused(self) -> None:
+        wish = Override(select="vae", home=Home.locked)
+        host = host_of(measured(64 * GIB), measured(MIB))
+        verdict = refused(plan_with(wish, machine=machine_of(host, cuda(80 * GIB))))
+        assert [(short.axis, short.component, short.have_bytes) for short in verdict.short] == [("locked", "vae", MIB)]
 
     @pytest.mark.parametrize(
         ("home", "hold"),
@@ -79,15 +99,21 @@ class TestRules:
         )
         assert broken(plan_with(*wishes)) == [("hold-suits-home", "transformer.blocks", why)]
 
-    @pytest.mark.parametrize("hold", [Hold.phase, Hold.layer])
-    def test_hold_needs_an_accelerator(self, hold: Hold) -> None:
-        wish = Override(select="transformer", hold=hold, compute_device="cpu")
-        why = f"hold {hold} needs an accelerator; on the CPU weights are used where they rest"
+    def test_hold_phase_needs_an_accelerator(self) -> None:
+        wish = Override(select="transformer", hold=Hold.phase, compute_device="cpu")
+        why = "hold phase needs an accelerator; on the CPU weights are used where they rest"
         assert broken(plan_with(wish)) == [("hold-suits-home", "transformer", why)]
 
-    def test_pageable_on_the_cpu_is_device(self) -> None:
-        wish = Override(select="vae", home=Home.pageable, compute_device="cpu")
-        why = "home pageable on the CPU is the device's own memory; say home device"
+    def test_hold_layer_on_the_cpu_is_for_what_is_mapped(self) -> None:
+        wish = Override(select="transformer", hold=Hold.layer, home=Home.device, compute_device="cpu")
+        why = "hold layer on the CPU reads layers off the disk in turn; with home device they are there always"
+        assert broken(plan_with(wish)) == [("hold-suits-home", "transformer", why)]
+        fits(plan_with(wish.model_copy(update={"home": Home.mapped})))
+
+    @pytest.mark.parametrize("home", [Home.pageable, Home.pinned])
+    def test_copies_on_the_cpu_are_the_devices(self, home: Home) -> None:
+        wish = Override(select="vae", home=home, compute_device="cpu")
+        why = f"home {home} on the CPU is the device's own memory; say home device"
         assert broken(plan_with(wish)) == [("hold-suits-home", "vae", why)]
 
     def test_all_that_is_broken_is_listed_by_rule_and_subject(self) -> None:
@@ -97,8 +123,8 @@ class TestRules:
         )
         assert [(rule, subject) for rule, subject, _ in broken(plan_with(*wishes))] == [
             ("compute-device-exists", "vae"),
-            ("home-is-honoured", "transformer"),
-            ("home-is-honoured", "vae"),
+            ("pinned-memory-exists", "vae"),
+            ("locked-memory-is-known", "transformer"),
         ]
 
     @pytest.mark.parametrize("rule", load_preset("auto").rules)

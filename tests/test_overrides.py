@@ -152,7 +152,8 @@ class TestErrors:
             plan_of(LARGE, VAE, policy=policy_of(rules=("compute-device-exists", "be-nice")))
         assert str(caught.value) == (
             "there is no rule 'be-nice'\nhint: rules are compute-device-exists, device-memory-is-known, "
-            "host-memory-is-known, home-is-honoured, hold-suits-home"
+            "host-memory-is-known, pinned-memory-exists, "
+            "locked-memory-is-known, hold-suits-home"
         )
 
     def test_an_unknown_preset(self) -> None:

@@ -109,7 +109,7 @@ class TestDevice:
             policy=policy_of("auto", wish, **BARE),
         )
         assert fates(plan, "transformer") == fates(plan, "vae") == ["fixed device/always"]
-        assert fits(plan).margin_bytes == {"cuda:0": 0, "cuda:1": 0, "host": 0}
+        assert fits(plan).margin_bytes == {"cuda:0": 0, "cuda:1": 0, "host": 0, "pinned": 0}
 
     def test_given_activations_take_room_in_their_phase(self) -> None:
         """Of 10 bytes 4 are for activations, and exactly 6 are left for weights."""
@@ -209,7 +209,7 @@ class TestPresets:
         staging = placement(plan, "transformer").staging
         assert staging is not None
         assert (staging.slots, staging.prefetch_layers) == (1, 0)
-        assert plan.phases[0].predicted.peak_bytes == {"cuda:0": 2 * GIB, "host": 0, "page_cache": 9 * GIB}
+        assert plan.phases[0].predicted.peak_bytes == {"cuda:0": 2 * GIB, "host": 0, "page_cache": 9 * GIB, "pinned": 0}
         why = decision(plan, "transformer.blocks[0:8]")
         assert why.rule == "copies-never"
         assert [(other.choice, other.why) for other in why.rejected] == [

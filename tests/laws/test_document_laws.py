@@ -118,7 +118,7 @@ def test_i5_an_unknown_field_of_this_minor_is_refused(plan: Plan, data: st.DataO
 
 def untagged(field: str) -> str:
     """Without the kinds that the path has beside the fields that hold a union."""
-    for kind in ("fits", "refused", "measured", "unmeasurable", "malformed", "unknown", "given"):
+    for kind in ("fits", "refused", "measured", "unlimited", "unmeasurable", "malformed", "unknown", "given"):
         field = field.replace(f".{kind}.", ".")
     return field
 

@@ -67,7 +67,11 @@ def test_i13_memory_that_is_gone_is_named_where_the_plan_needs_it(plan: Plan) ->
     for axis in oracle.measured_axes(plan):
         needed = max(oracle.peaks(plan, axis))
         facts = {change.fact for change in drift(plan, plan.pipeline, emptied(plan.machine, axis))}
-        assert (f"{axis}, available" in facts) == (needed > 0)
+        # What may be pinned is a share of the host's memory, which holds what is pinned too.
+        named = "host" if axis == "pinned" else axis
+        assert (f"{named}, available" in facts) == (
+            needed > 0 or (named != axis and max(oracle.peaks(plan, named)) > 0)
+        )
 
 
 def emptied(machine: Machine, axis: str) -> Machine:
