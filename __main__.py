@@ -39,12 +39,9 @@ def cli() -> None:
 @click.argument("model", type=PATH, required=False)
 def facts(model: Path | None, as_json: bool) -> None:
     """Measure this machine: host memory, accelerators, and the disk that holds MODEL."""
-    from .options import with_calibration
-    from .planner.measuring.facts import measure_machine
+    from . import api
 
-    machine = measure_machine(model)
-    if model is not None:
-        machine = with_calibration(machine, model)
+    machine = api.measure(model)
     if as_json:
         click.echo(machine.model_dump_json(indent=2))
     else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .models.pipeline import read_pipeline
+from .planner.calibrating.cache import fingerprint_of, load_calibration
 from .planner.compile import compile_plan
 from .planner.measuring.facts import measure_machine
 from .plans.codec import plan_from_json, plan_to_json, read_plan
@@ -24,9 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["check", "inspect", "load", "measure", "plan", "plan_from_json", "plan_to_json", "read_plan"]
 
 
-def measure(model: Path | str | None = None) -> Machine:
-    """Measure the host that this process may use, its accelerators, and the disk that holds `model`."""
-    return measure_machine(None if model is None else Path(model))
+def measure(model: Path | str | None = None, *, accelerators: bool = True) -> Machine:
+    """Measure the host that this process may use, its accelerators, and the disk that holds `model`.
+
+    The rates of `placewise calibrate` are taken along where they are of this machine and that disk.
+
+    Args:
+        model: the file or folder that will be planned.
+        accelerators: whether to look for them.
+    """
+    path = None if model is None else Path(model)
+    machine = measure_machine(path, accelerators=accelerators)
+    if path is None or not path.exists():
+        return machine
+    return machine.model_copy(update={"calibration": load_calibration(fingerprint_of(machine, path))})
 
 
 def inspect(model: Path | str, *, workload: Workload | None = None) -> Pipeline:

@@ -7,11 +7,11 @@ from typing import cast
 
 from pydantic import ValidationError
 
+from .api import measure
 from .models.pipeline import read_pipeline
-from .planner.calibrating.cache import fingerprint_of, load_calibration
 from .planner.calibrating.calibrate import given_calibration
 from .planner.measuring.accelerators import given_accelerator, given_host, with_given
-from .planner.measuring.facts import measure_machine, read_machine
+from .planner.measuring.facts import read_machine
 from .plans.codec import explain_validation, read_file
 from .plans.errors import InputError
 from .plans.machine import Accelerator, Machine
@@ -61,10 +61,7 @@ def machine_of(model: Path, options: MachineOptions) -> Machine:
     given: tuple[Accelerator, ...] | None = () if device == CPU else None
     if memory is not None:
         given = (given_accelerator(_indexed(device or "cuda:0"), memory),)
-    if options.facts is not None:
-        machine = read_machine(options.facts)
-    else:
-        machine = measure_machine(model, accelerators=given is None)
+    machine = read_machine(options.facts) if options.facts is not None else measure(model, accelerators=given is None)
     host = None if options.host_memory is None else given_host(options.host_memory)
     described = with_given(machine, host=host, accelerators=given)
     if options.disk_rate is not None or options.link_rate is not None:
@@ -75,14 +72,7 @@ def machine_of(model: Path, options: MachineOptions) -> Machine:
         return described.model_copy(update={"calibration": rates})
     if host is not None or memory is not None:
         return described.model_copy(update={"calibration": None})
-    return described if options.facts is not None else with_calibration(described, model)
-
-
-def with_calibration(machine: Machine, model: Path) -> Machine:
-    """The machine, measured here, with its calibration if there is one for it and the model's disk."""
-    if not model.exists():
-        return machine
-    return machine.model_copy(update={"calibration": load_calibration(fingerprint_of(machine, model))})
+    return described
 
 
 def policy_of(name: str, reserve: int | None, overrides: tuple[str, ...]) -> Policy:

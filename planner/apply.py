@@ -27,6 +27,8 @@ def apply_optimum(optimum: Optimum, ledger: Ledger, costs: dict[str, Costs], pol
     """Move every unit to its fate, and grant the slots that the simulation likes best. Everything stays in budget."""
     for draft in ledger.drafts:
         _assign(_mine(optimum, draft), ledger, draft, Spread.leading)
+        if costs[draft.component.name].overlaps:
+            draft.grant_slots(1, 0)  # what the program takes for certain; more are chosen below
         draft.fit_slots()
     settle_readers(ledger)
     for draft in ledger.drafts:

@@ -11,6 +11,7 @@ from .apply import apply_optimum
 from .costs import Costs, costs_of, total_cost
 from .draft import Ledger
 from .milp import SolverError
+from .polish import polish
 from .rates import Rates
 from .seats import Seating
 from .solver import Optimum, solve
@@ -138,6 +139,8 @@ def _search_seating(make: Callable[[], Ledger], rates: Mapping[str, Rates], poli
     candidates: list[Candidate] = []
     if optimum is not None:
         _spend_rest(optimum, ledger, costs, policy)
+        if total_cost(ledger, costs) > optimum.cost * (1 + _PROOF):
+            polish(ledger, costs, policy)
         candidates.append(Candidate(name=OPTIMUM, ledger=ledger, cost=total_cost(ledger, costs)))
     many = sum(len(draft.units) for draft in ledger.drafts) > _MOST_COMPARED_UNITS
     for name, spend in _SIMPLE:
@@ -166,7 +169,7 @@ def _solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum |
     if optimum is None or not optimum.is_whole:
         return None
     apply_optimum(optimum, ledger, costs, policy)
-    return optimum if all(ledger.left(axis) >= 0 or not ledger.peak(axis) for axis in ledger.budgets) else None
+    return None if ledger.short() else optimum
 
 
 def _spend_rest(optimum: Optimum, ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> None:

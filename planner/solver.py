@@ -73,6 +73,10 @@ class _Model:
         """Bytes in the program's unit, rounded up."""
         return -(-count // self.unit_bytes)
 
+    def part(self, count: int) -> int:
+        """One rank's part of bytes that all ranks share, in the program's unit."""
+        return self.size(-(-count // self.ledger.ranks))
+
 
 def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | None:
     """The placement of least cost within every budget; null where there are too many classes.
@@ -113,6 +117,7 @@ def _set_up(classes: tuple[UnitClass, ...], ledger: Ledger, costs: dict[str, Cos
     for each, row in zip(classes, x, strict=True):
         program.exactly(dict.fromkeys(row.values(), 1.0), len(each.units))
     sizes = [size for each in classes for size in (each.packed, each.units[0].slot) if size]
+    sizes += [-(-each.packed // ledger.ranks) for each in classes if ledger.ranks > 1 and each.packed]
     sizes += [draft.reads.buffer_bytes for draft in ledger.drafts if draft.reads and sizes]
     unit_bytes = max(math.gcd(*sizes), max(sizes) // _MOST_COEFFICIENT) if sizes else 1
     model = _Model(
@@ -199,11 +204,11 @@ def _always(model: _Model, axis: str) -> dict[int, float]:
     """What is on an axis whatever computes; of what is locked, the host bears this rank's part."""
     terms: dict[int, float] = {}
     for draft in model.ledger.drafts:
-        for _, row, (home, hold), size in _fates(model, draft):
+        for each, row, (home, hold), size in _fates(model, draft):
             if axis in draft.rests_on(home):
                 terms[row[home, hold]] = size
             elif axis == HOST and home is Home.locked:
-                terms[row[home, hold]] = -(-size // model.ledger.ranks)
+                terms[row[home, hold]] = model.part(each.packed)
     return terms
 
 
@@ -359,8 +364,8 @@ def _hard_bytes(model: _Model) -> dict[int, float]:
     """
     terms: dict[int, float] = {}
     for draft in model.ledger.drafts:
-        for _, row, (home, hold), size in _fates(model, draft):
-            resting = 0 if home is Home.mapped else -(-size // model.ledger.ranks) if home is Home.locked else size
+        for each, row, (home, hold), size in _fates(model, draft):
+            resting = {Home.mapped: 0, Home.locked: model.part(each.packed)}.get(home, size)
             dearer = size / 8 if home is Home.pinned else 0
             terms[row[home, hold]] = float(resting + (size if hold is Hold.phase else 0) + dearer)
         terms |= model.slot_bytes[draft.component.name] if draft.on_cpu else {}

@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+from placewise import api
 from placewise.planner.calibrating.cache import (
     default_cache_dir,
     fingerprint_of,
@@ -248,3 +249,14 @@ class TestCores:
         tree.mount("/sys/fs/cgroup", "cgroup2")
         tree.write("/sys/fs/cgroup/cpu.max", content)
         assert available_cores(tree.root) == 64
+
+
+def test_measuring_for_a_model_takes_its_rates_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = api.measure(tmp_path)
+    assert found.calibration is None
+    saved = calibration(fingerprint_of(found, tmp_path))
+    save_calibration(saved)
+    assert api.measure(tmp_path).calibration == saved
+    assert api.measure().calibration is None
+    assert api.measure(tmp_path / "absent").calibration is None
