@@ -1,5 +1,6 @@
 """The rates that the simulator and the solver reckon with: one device's view of a calibration."""
 
+import math
 from dataclasses import dataclass
 
 from ..plans.calibration import Calibration, DiskRate, ReadMode
@@ -21,7 +22,7 @@ class Rates:
         link_mapped_bytes_per_s: the same from a mapped file in the page cache; as pageable where not measured.
         memory_copy_bytes_per_s: copies from host memory to host memory.
         pin_s_per_gib: what it costs to page-lock memory.
-        flops: operations per second of matrix products, by dtype name.
+        flops: operations per second of matrix products, by dtype name and rows; null rows are a square product.
     """
 
     device: str
@@ -33,7 +34,7 @@ class Rates:
     link_mapped_bytes_per_s: float | None = None
     memory_copy_bytes_per_s: float | None = None
     pin_s_per_gib: float | None = None
-    flops: tuple[tuple[str, float], ...] = ()
+    flops: tuple[tuple[str, int | None, float], ...] = ()
 
     @property
     def disk_bytes_per_s(self) -> float | None:
@@ -50,9 +51,26 @@ class Rates:
         """Cold reads by touching the pages of a mapping."""
         return None if self.faults is None else self.faults.bytes_per_s
 
-    def flops_per_s(self, dtype: str) -> float | None:
-        """Operations per second in this dtype, by the file format's name; None where that was not measured."""
-        return dict(self.flops).get(dtype)
+    def flops_per_s(self, dtype: str, rows: int | None = None) -> float | None:
+        """Operations per second in this dtype, by the file format's name; None where that was not measured.
+
+        Between measured rows the rate is taken from the nearest two, evenly on logarithmic scales; beyond the last it
+        is that of a square product.
+        """
+        square = next((rate for name, found, rate in self.flops if (name, found) == (dtype, None)), None)
+        if rows is None or square is None:
+            return square
+        known = sorted((found, rate) for name, found, rate in self.flops if name == dtype and found is not None)
+        above = next((point for point in known if point[0] >= rows), None)
+        below = next((point for point in reversed(known) if point[0] <= rows), None)
+        if above is None:
+            return square
+        (high, fast) = above
+        if below is None:
+            return fast * rows / high  # fewer rows still fetch all the weights
+        (low, slow) = below
+        part = math.log(rows / low) / math.log(high / low) if high > low else 1.0
+        return math.exp(math.log(slow) * (1 - part) + math.log(fast) * part)
 
 
 def rates_of(calibration: Calibration | None, device: str) -> Rates:
@@ -76,7 +94,7 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
         link_mapped_bytes_per_s=links.get("mapped", links.get("pageable")),
         memory_copy_bytes_per_s=calibration.memory_copy_bytes_per_s,
         pin_s_per_gib=calibration.pin_s_per_gib,
-        flops=tuple(sorted((rate.dtype, rate.flops_per_s) for rate in calibration.compute if rate.device == device)),
+        flops=tuple((rate.dtype, rate.rows, rate.flops_per_s) for rate in calibration.compute if rate.device == device),
     )
 
 

@@ -38,10 +38,15 @@ class LinkRate(Record):
 
 
 class ComputeRate(Record):
-    """Matrix products on a device, by the file format's dtype names (`F32`, `BF16`)."""
+    """Matrix products on a device, by the file format's dtype names (`F32`, `BF16`).
+
+    `rows` are those of the operand that meets the weights: tokens, mostly. With few of them the weights' way from
+    memory decides, and not the arithmetic. Null is a square product, as large as the device likes.
+    """
 
     device: str
     dtype: str
+    rows: PositiveInt | None = None
     flops_per_s: PositiveFloat
 
 

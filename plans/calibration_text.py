@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from .calibration import Calibration, DiskRate
+from .calibration import Calibration, ComputeRate, DiskRate
 from .units import format_bytes
 
 _SCALES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
@@ -25,7 +25,7 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
     if calibration.pin_s_per_gib is not None:
         table.add_row("pinning", f"{calibration.pin_s_per_gib:.2f} s/GiB", "")
     for product in calibration.compute:
-        table.add_row(f"compute on {product.device}", f"{_scaled(product.flops_per_s)}FLOP/s", product.dtype)
+        table.add_row(f"compute on {product.device}", f"{_scaled(product.flops_per_s)}FLOP/s", _product(product))
     console.print(table)
     for note in calibration.notes:
         console.print(f"note: {note}", style="dim")
@@ -34,6 +34,10 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
 def _way(disk: DiskRate) -> str:
     reads = f"{format_bytes(disk.chunk_bytes)} at a time, {disk.depth} at once"
     return reads if disk.cpu_s_per_gib is None else f"{reads}, {disk.cpu_s_per_gib:.2f} s/GiB of processor time"
+
+
+def _product(product: ComputeRate) -> str:
+    return product.dtype if product.rows is None else f"{product.dtype}, {product.rows} rows"
 
 
 def _rate(bytes_per_s: float) -> str:

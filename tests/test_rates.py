@@ -137,3 +137,20 @@ def test_a_given_link_leads_to_an_accelerator(device: str | None) -> None:
     assert str(caught.value) == (
         "a link rate needs the accelerator that the link leads to\nhint: name it, such as cuda:0"
     )
+
+
+def test_products_of_few_rows_are_taken_from_the_nearest_two() -> None:
+    thin = [(1, 1e9), (8, 8e9), (64, 4e10)]
+    rates = rates_of(
+        measured(
+            compute=(
+                ComputeRate(device="cpu", dtype="BF16", flops_per_s=1e11),
+                *(ComputeRate(device="cpu", dtype="BF16", rows=rows, flops_per_s=rate) for rows, rate in thin),
+            )
+        ),
+        "cpu",
+    )
+    assert [rates.flops_per_s("BF16", rows) for rows in (1, 8, 64, 4096)] == pytest.approx([1e9, 8e9, 4e10, 1e11])
+    assert rates.flops_per_s("BF16", 4) == pytest.approx(4e9)
+    assert rates.flops_per_s("BF16") == 1e11
+    assert rates.flops_per_s("F32", 8) is None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIMULATED = "sim"
 _SMALLEST_MATMUL = 256
-_STEADY_PART = 0.25
+_STEADY_PART = _THIN_PART = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def measure_links(accelerators: tuple[Accelerator, ...], file: Path | None, effo
 
 
 def measure_products(devices: tuple[str, ...], effort: Effort) -> Products:
-    """Square matrix products in F32, BF16 and F16 on each device; the best of a few.
+    """Square matrix products in F32, BF16 and F16 on each device, and those of few rows; the best of a few.
 
     The size is the largest that stays below `effort.compute_s`, so that a dtype which the device only emulates does
     not take minutes.
@@ -106,11 +106,15 @@ def measure_products(devices: tuple[str, ...], effort: Effort) -> Products:
     for device in devices:
         for name, dtype in (("F32", torch.float32), ("BF16", torch.bfloat16), ("F16", torch.float16)):
             try:
-                flops_per_s = _flops_per_s(device, dtype, effort)
+                found: list[tuple[int | None, float]] = [(None, _flops_per_s(device, dtype, effort))]
+                found += [(rows, _thin_flops_per_s(device, dtype, rows, effort)) for rows in effort.rows]
             except (RuntimeError, TypeError) as error:
                 notes.append(f"{device}: no {name} matrix product: {_first_line(error)}")
             else:
-                rates.append(ComputeRate(device=device, dtype=name, flops_per_s=flops_per_s))
+                rates += (
+                    ComputeRate(device=device, dtype=name, rows=rows, flops_per_s=flops_per_s)
+                    for rows, flops_per_s in found
+                )
     return Products(rates=tuple(rates), notes=tuple(notes))
 
 
@@ -170,6 +174,28 @@ def _flops_per_s(device: str, dtype: "torch.dtype", effort: Effort) -> float:
         if size * 2 > largest or seconds * 8 > effort.compute_s:
             return best
         size *= 2
+
+
+def _thin_flops_per_s(device: str, dtype: "torch.dtype", rows: int, effort: Effort) -> float:
+    """A few rows by many weights, more of them in turn than caches hold, as the layers of a model are."""
+    import torch
+
+    size = effort.matmul_size
+    count = max(1, effort.copy_bytes // (size * size * dtype.itemsize))
+    left = torch.ones((rows, size), dtype=dtype, device=device)
+    weights = [torch.ones((size, size), dtype=dtype, device=device) for _ in range(count)]
+
+    def multiply() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(left, weight)
+        _synchronize(device)
+
+    # A dtype that is only emulated would take long.
+    begun = time.perf_counter()
+    torch.nn.functional.linear(left, weights[0])
+    _synchronize(device)
+    del weights[max(1, int(_THIN_PART * effort.compute_s / max(time.perf_counter() - begun, 1e-9))) :]
+    return 2 * rows * size * size * len(weights) / _best_s(multiply, effort.repeats)
 
 
 def _best_s(run: Callable[[], None], repeats: int) -> float:

@@ -19,6 +19,7 @@ class Effort:
         temporary_bytes: the size of a file that is written where the checkpoint's own cannot be read.
         copy_bytes: copied in one measurement of memory or of a link.
         matmul_size: rows and columns of the largest matrix product on the CPU; accelerators take twice that.
+        rows: of the products of few rows.
         compute_s: the longest that a single matrix product is meant to take.
         repeats: of copies and matrix products, of which the best counts.
     """
@@ -32,6 +33,7 @@ class Effort:
     temporary_bytes: int = 512 * MIB
     copy_bytes: int = 256 * MIB
     matmul_size: int = 2048
+    rows: tuple[int, ...] = (1, 8, 64, 512)
     compute_s: float = 0.2
     repeats: int = 3
 
