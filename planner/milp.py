@@ -71,8 +71,8 @@ class Program:
         """Fix a sum."""
         self.rows.append((dict(terms), value, value))
 
-    def minimise(self, objective: Mapping[int, float], how: Search = EXACT) -> Solution:
-        """The least value of a sum, and where it is.
+    def minimise(self, objective: Mapping[int, float], how: Search = EXACT, start: Solution | None = None) -> Solution:
+        """The least value of a sum, and where it is. `start` is a solution to improve on.
 
         Raises:
             SolverError: no values satisfy the rows.
@@ -95,6 +95,10 @@ class Program:
         for terms, low, high in self.rows:
             used = {variable: value for variable, value in sorted(terms.items()) if value}
             solver.addRow(low, high, len(used), np.array(list(used), dtype=np.int32), np.array(list(used.values())))
+        if start is not None:
+            solution = highspy.HighsSolution()
+            solution.col_value = list(start.values)
+            solver.setSolution(solution)
         solver.run()
         status = solver.getModelStatus()
         values = tuple(solver.getSolution().col_value)

@@ -11,7 +11,7 @@ from .costs import Costs, settle_readers, total_cost
 from .draft import Draft, Ledger, Unit
 from .fates import Fate, fates_of
 
-_MOST_STEPS = 20_000
+_MOST_STEPS = 10_000
 """Turns of units that are simulated in all, so that planning stays well below a second."""
 
 _GAIN = 1e-9

@@ -111,7 +111,16 @@ def search(
     comparable = [index for index, each in enumerate(found) if each.timed == found[0].timed or each.chosen is None]
     best = min(comparable, key=lambda index: (*_rank(found[index], among[index]), index))
     tried = tuple((among[index], found[index].cost) for index in comparable if index != best)
-    return replace(found[best], seatings=tried)
+    return replace(_polished(found[best], policy), seatings=tried)
+
+
+def _polished(found: Found, policy: Policy) -> Found:
+    """The same, its schedule improved where that is above the bound."""
+    if found.chosen is None or found.bound is None or found.proven:
+        return found
+    polish(found.ledger, found.costs, policy)
+    cost = total_cost(found.ledger, found.costs)
+    return replace(found, chosen=replace(found.chosen, cost=cost))
 
 
 def _is_pressed(found: Sequence[Found]) -> bool:
@@ -139,8 +148,6 @@ def _search_seating(make: Callable[[], Ledger], rates: Mapping[str, Rates], poli
     candidates: list[Candidate] = []
     if optimum is not None:
         _spend_rest(optimum, ledger, costs, policy)
-        if total_cost(ledger, costs) > optimum.cost * (1 + _PROOF):
-            polish(ledger, costs, policy)
         candidates.append(Candidate(name=OPTIMUM, ledger=ledger, cost=total_cost(ledger, costs)))
     many = sum(len(draft.units) for draft in ledger.drafts) > _MOST_COMPARED_UNITS
     for name, spend in _SIMPLE:

@@ -8,6 +8,7 @@ are beyond two, is decided afterwards by simulation.
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..plans.policy import Hold, Home, Policy
@@ -23,6 +24,9 @@ MOST_CLASSES = 128
 _FEW_CLASSES = 16
 _LOOSE = Search(nodes=1, gap=1e-4)
 """With more than a few classes the last bytes are a knapsack that takes many seconds: near is then enough."""
+
+_NEAR = Search(nodes=1, gap=1e-2)
+"""Of equal costs nearly the fewest bytes will do."""
 
 _SLACK = 1e-9
 """How much of the first objective, relatively, may be lost to the second: the solver's own tolerance."""
@@ -98,16 +102,14 @@ def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | 
     first = second = model.program.minimise(first_objective, EXACT if few else _LOOSE)
     if few:
         model.program.at_most(first_objective, first.objective * (1 + _SLACK) + _SLACK)
-        try:
-            second = model.program.minimise(_hard_bytes(model))
-        except SolverError:  # None within the nodes; what the first found stands.
-            few = False
+        with suppress(SolverError):  # None within the nodes: what the first found stands.
+            second = model.program.minimise(_hard_bytes(model), _NEAR, first)
     counts = tuple({fate: second.whole(variable) for fate, variable in row.items()} for row in model.x)
     return Optimum(
         classes=classes,
         counts=counts,
         cost=first.objective * model.cost_unit,
-        proven=few and first.optimal and second.optimal,
+        proven=few and first.optimal,
     )
 
 
