@@ -4,7 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import layer_prefix
+from ..models.tokenwise import run_in_chunks, token_wise
 from ..plans.document import Placement, Reader
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
@@ -88,6 +89,7 @@ def load_component(
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
+    _chunk(placement, module, roots.values())
     shared = [name for name, weight in parameters.items() if _is_shared(weight, roots.get(keys[name]))]
     view = open_views(facts.files, facts.tensors)
     units = units_of(placement, facts.tensors, keys, shared, view, host, device, progress)
@@ -117,13 +119,26 @@ def _check_honoured(placement: Placement) -> None:
                 hint=f"plan with homes {', '.join(_HONOURED)}",
             )
     staging = placement.staging
-    if placement.chunk_tokens is not None or (
-        staging and (staging.reader is not Reader.mapping or staging.chunk_bytes)
-    ):
+    if staging and (staging.reader is not Reader.mapping or staging.chunk_bytes):
         raise ExecutionError(
-            f"component '{placement.component}': chunked tokens and chunked reads are not honoured by this version",
+            f"component '{placement.component}': chunked reads are not honoured by this version",
             hint="plan again with this version",
         )
+
+
+def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:
+    """Let token-wise modules take as many tokens at once as the placement says; all at once where it says nothing."""
+    if placement.chunk_tokens is None:
+        return
+    chunkable = token_wise(module, layers)
+    if not chunkable:
+        raise ExecutionError(
+            f"component '{placement.component}': chunk_tokens {placement.chunk_tokens} would have no effect: "
+            f"no module of {type(module).__name__} gains from running over parts of its tokens",
+            hint="plan it without chunk_tokens",
+        )
+    for each in chunkable:
+        run_in_chunks(each, placement.chunk_tokens)
 
 
 def layer_roots(parameters: Mapping[str, Binding], keys: Mapping[str, UnitKey]) -> dict[UnitKey, str]:

@@ -65,6 +65,42 @@ class Tower(nn.Module):
         return logits
 
 
+class Gated(nn.Module):
+    """A token-wise feed-forward with a gate, wider within than without."""
+
+    def __init__(self, width: int, wider: int = 4) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * wider * width)
+        self.down = nn.Linear(wider * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.up(x).chunk(2, dim=-1)
+        result: torch.Tensor = self.down(torch.nn.functional.silu(gate) * value)
+        return result
+
+
+class GatedBlock(nn.Module):
+    """A layer that mixes tokens, and has a token-wise part."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = Gated(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + x.mean(dim=1, keepdim=True)
+        result: torch.Tensor = x + self.mlp(self.norm(x))
+        return result
+
+
+class GatedTower(Tower):
+    """A tower of such layers."""
+
+    def __init__(self, *, width: int = 16, layers: int = 4) -> None:
+        super().__init__(width=width, layers=layers)
+        self.blocks = nn.ModuleList([GatedBlock(width) for _ in range(layers)])
+
+
 def build(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """A module with seeded random weights, in eval mode."""
     with torch.random.fork_rng(devices=[]):

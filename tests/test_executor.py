@@ -3,7 +3,7 @@
 import gc
 import hashlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import torch
 from placewise.executor.guards import MappedWeight, ReleasedWeight
 from placewise.executor.load import LoadedPipeline, load_plan
 from placewise.executor.procmaps import snapshot_maps
+from placewise.executor.resident import Resident
+from placewise.executor.units import Unit
 from placewise.plans.document import Plan
 from placewise.plans.errors import (
     DeviceMemoryError,
@@ -24,7 +26,7 @@ from placewise.plans.policy import Hold, Home, Override
 from placewise.plans.units import GIB
 from torch import nn
 
-from .modules import SIM, Tower, build, load, machine, overridden, plan_for, policy, save
+from .modules import SIM, Gated, GatedTower, Tower, build, load, machine, overridden, plan_for, policy, save
 
 IDS = torch.tensor([[1, 2, 3, 10], [4, 5, 6, 0]])
 LAYER = Override(select="model.blocks", hold=Hold.layer)
@@ -325,11 +327,59 @@ def test_a_home_that_would_have_no_effect_is_refused(checkpoint: Path, home: Hom
     )
 
 
+def chunked(plan: Plan, tokens: int) -> Plan:
+    """The same plan with chunks of tokens."""
+    placement = plan.placements[0].model_copy(update={"chunk_tokens": tokens})
+    return plan.model_copy(update={"placements": (placement,)})
+
+
 def test_chunked_tokens_that_would_have_no_effect_are_refused(checkpoint: Path) -> None:
-    plan = plan_for(checkpoint, machine(GIB))
-    placement = plan.placements[0].model_copy(update={"chunk_tokens": 128})
-    with pytest.raises(ExecutionError, match="chunked tokens and chunked reads are not honoured"):
-        load(plan.model_copy(update={"placements": (placement,)}), checkpoint, Tower)
+    with pytest.raises(ExecutionError) as caught:
+        load(chunked(plan_for(checkpoint, machine(GIB)), 128), checkpoint, Tower)
+    assert str(caught.value) == (
+        "component 'model': chunk_tokens 128 would have no effect: "
+        "no module of Tower gains from running over parts of its tokens\n"
+        "hint: plan it without chunk_tokens"
+    )
+
+
+class GatedStack(nn.Module):
+    """Token-wise as a whole, and so is each of its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Gated(16) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.blocks(x)
+        return result
+
+
+@pytest.mark.parametrize(("make", "given"), [(GatedTower, IDS), (GatedStack, torch.ones(2, 4, 16))])
+def test_a_streamed_layer_is_fetched_once_for_all_its_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], given: torch.Tensor
+) -> None:
+    fetched: list[str] = []
+    taken: list[int] = []
+    acquire = Resident.acquire
+
+    def count(self: Resident, unit: Unit) -> None:
+        fetched.append(unit.label)
+        acquire(self, unit)
+
+    def see(_: nn.Module, args: tuple[torch.Tensor]) -> None:
+        taken.append(args[0].shape[:-1].numel())
+
+    monkeypatch.setattr(Resident, "acquire", count)
+    path = save(build(make), tmp_path / "model.safetensors")
+    pipeline = load(chunked(streaming(path), 3), path, make)
+    for module in pipeline["model"].modules():
+        if isinstance(module, Gated):
+            module.up.register_forward_pre_hook(see)
+    found = pipeline["model"](given.to(SIM)).cpu()
+    assert torch.allclose(found, build(make)(given), rtol=1e-5, atol=1e-6)
+    assert fetched == [f"blocks.{number}" for number in range(4)]
+    assert taken == 4 * [3, 3, 2]
 
 
 def test_a_refused_plan_is_not_executed(checkpoint: Path) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from placewise.models.tokenwise import run_in_chunks, token_wise
 from placewise.planner.compile import compile_plan
 from placewise.planner.tracing import trace
 from placewise.planner.tracing.trace import trace_component, trace_pipeline
@@ -32,7 +35,7 @@ from torch import nn
 
 from . import modules
 from .questions import component_of
-from .real_passes import CASES, LLAMA, TOKENS, WIDE, Case, alive, allocated, component, configured, stack
+from .real_passes import CASES, LLAMA, TOKENS, WIDE, Case, alive, allocated, component, configured, read_texts, stack
 
 transformers: Any = pytest.importorskip("transformers")
 diffusers: Any = pytest.importorskip("diffusers")
@@ -45,18 +48,85 @@ def known(found: object) -> TracedActivations:
     return found
 
 
+def made_for_real(case: Case, folder: Path) -> Any:
+    if case.library == "transformers":
+        return getattr(transformers, case.class_name)(transformers.AutoConfig.from_pretrained(folder)).eval()
+    return getattr(diffusers, case.class_name).from_config(json.loads((folder / "config.json").read_text())).eval()
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.class_name)
 def test_the_peak_is_that_of_a_real_pass(tmp_path: Path, case: Case) -> None:
     made = configured(tmp_path, case.library, case.class_name, case.config)
     traced = known(trace_component(made, tmp_path, case.workload))
-    if case.library == "transformers":
-        real = getattr(transformers, case.class_name)(transformers.AutoConfig.from_pretrained(tmp_path))
-    else:
-        real = getattr(diffusers, case.class_name).from_config(json.loads((tmp_path / "config.json").read_text()))
-    real.eval()
+    real = made_for_real(case, tmp_path)
     assert traced.peak_bytes == alive(real, lambda: case.run(real))
     if not case.scratch:
         assert traced.peak_bytes == pytest.approx(allocated(lambda: case.run(real)), rel=0.05)
+
+
+CHUNKED = [
+    Case(
+        library="transformers",
+        class_name="LlamaForCausalLM",
+        config={**LLAMA, "intermediate_size": 1024, "vocab_size": 30, "num_hidden_layers": 1},
+        workload=Workload(batch=2, tokens=300),
+        run=read_texts(300),
+    ),
+    Case(
+        library="transformers",
+        class_name="T5EncoderModel",
+        config={"model_type": "t5", "d_model": 64, "d_kv": 8, "d_ff": 4096, "num_layers": 1, "num_heads": 1},
+        workload=Workload(batch=2, tokens=200),
+        run=read_texts(200),
+    ),
+    Case(
+        library="diffusers",
+        class_name="DiTTransformer2DModel",
+        config={"num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1, "sample_size": 64},
+        workload=Workload(),
+        run=lambda model: model(
+            torch.zeros(2, 4, 64, 64), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+        ),
+        scratch=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CHUNKED, ids=lambda case: case.class_name)
+def test_the_peak_of_a_chunked_pass_is_that_of_a_real_one(tmp_path: Path, case: Case) -> None:
+    traced = known(
+        trace_component(configured(tmp_path, case.library, case.class_name, case.config), tmp_path, case.workload)
+    )
+    assert traced.chunked
+    peaks = [each.peak_bytes for each in traced.chunked]
+    assert peaks == sorted(set(peaks))
+    assert peaks[-1] < traced.peak_bytes
+    real = made_for_real(case, tmp_path)
+    assert traced.peak_bytes == alive(real, lambda: case.run(real))
+    chunkable = token_wise(real, ())
+    for each in traced.chunked:  # The largest last.
+        for module in chunkable:
+            run_in_chunks(module, each.chunk_tokens)
+        assert each.peak_bytes == alive(real, lambda: case.run(real))
+    if not case.scratch:
+        assert peaks[-1] == pytest.approx(allocated(lambda: case.run(real)), rel=0.05)
+
+
+def test_chunks_that_save_nothing_are_not_listed(tmp_path: Path) -> None:
+    """The logits are the peak, and no chunk makes them smaller."""
+    config = {**LLAMA, "vocab_size": 3000}
+    made = configured(tmp_path, "transformers", "LlamaForCausalLM", config)
+    assert known(trace_component(made, tmp_path, Workload(batch=2, tokens=300))).chunked == ()
+
+
+@given(st.integers(0, 1 << 20))
+def test_few_sizes_are_tried_and_each_is_below_the_tokens(tokens: int) -> None:
+    sizes = trace._chunk_sizes(tokens)  # pyright: ignore[reportPrivateUsage]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert len(sizes) <= 4
+    assert all(128 <= size < tokens and size.bit_count() == 1 for size in sizes)
+    assert not sizes or 2 * sizes[0] >= tokens
+    assert bool(sizes) == (tokens > 128)
 
 
 class Linears(nn.Module):

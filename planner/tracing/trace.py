@@ -23,14 +23,24 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...models.build import build_module
 from ...models.layers import layer_prefix
+from ...models.tokenwise import run_in_chunks, token_wise
 from ...plans.errors import InputError, PlacewiseError
-from ...plans.pipeline import Component, Pipeline, StackFlops, TracedActivations, UnknownActivations, Workload
+from ...plans.pipeline import (
+    ChunkedPeak,
+    Component,
+    Pipeline,
+    StackFlops,
+    TracedActivations,
+    UnknownActivations,
+    Workload,
+)
 from .ask import Latents
 from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _LONGEST_WHY = 200
+_MOST_SIZES = 4
 
 Traced = TracedActivations | UnknownActivations
 
@@ -74,8 +84,8 @@ def trace_component(component: Component, folder: Path, workload: Workload) -> T
 
     The class is built from its configuration alone and run on fake tensors of the CPU: what its kernels return is
     counted, the scratch memory inside them is not. All texts are taken to be padded, so a mask is made for them; a
-    causal model prefills all tokens and keeps its cache; an autoencoder decodes. Takes seconds, and no memory that
-    grows with the weights.
+    causal model prefills all tokens and keeps its cache; an autoencoder decodes. Where modules are token-wise, a few
+    more passes say what chunks of tokens save. Takes seconds, and no memory that grows with the weights.
 
     Args:
         component: says library, class and stored dtypes; the dtype of most bytes is computed in.
@@ -104,19 +114,66 @@ def _trace(
 def _run(
     module: nn.Module, component: Component, workload: Workload, latents: Latents | None
 ) -> tuple[TracedActivations, tuple[str, ...]]:
+    layers = [layer_prefix(stack.name, number) for stack in component.stacks for number in range(stack.layers)]
+    chunkable = token_wise(module, layers)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         _make_fake(module, fake)
         live = LiveBytes([*module.parameters(), *module.buffers()])
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops})
-        with flops, _stack_flops(module, component, flops) as by_stack, live:
+        with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
             _call(planned)
+        peak, assumed = live.peak, planned.assumed
+        del planned
+
+        def pass_in_chunks(size: int) -> int:
+            for each in chunkable:
+                run_in_chunks(each, size)
+            live.peak = live.live  # What the module keeps of a pass is there in the next one too.
+            with live:
+                _call(pass_of(module, workload, latents))
+            return live.peak
+
+        chunked = _chunked_peaks(_chunk_sizes(max(tokens, default=0)), pass_in_chunks)
     traced = TracedActivations(
-        peak_bytes=live.peak,
+        peak_bytes=peak,
         flops=flops.get_total_flops(),
         layer_flops=tuple(StackFlops(stack=stack, flops=count) for stack, count in sorted(by_stack.items())),
+        chunked=tuple(each for each in chunked if each.peak_bytes < peak),
     )
-    return traced, planned.assumed
+    return traced, assumed
+
+
+@contextmanager
+def _tokens_of(modules: Iterable[nn.Module]) -> Generator[list[int]]:
+    """How many tokens each call of these modules takes."""
+    seen: list[int] = []
+
+    def see(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = (*args, *kwargs.values())
+        seen.extend(value.shape[:-1].numel() for value in given if isinstance(value, torch.Tensor))
+
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+        yield seen
+
+
+def _chunk_sizes(tokens: int) -> list[int]:
+    """At most four powers of two below the tokens, the largest first; less than 128 would not keep a device busy."""
+    powers = [1 << exponent for exponent in range(7, (tokens - 1).bit_length())]
+    return powers[:: -1 if len(powers) <= _MOST_SIZES else -2][:_MOST_SIZES]
+
+
+def _chunked_peaks(sizes: Iterable[int], peak_of: Callable[[int], int]) -> list[ChunkedPeak]:
+    """The peak of each size, the smallest first. Where smaller chunks save nothing, something else is the peak."""
+    peaks: list[ChunkedPeak] = []
+    for size in sizes:
+        peak = peak_of(size)
+        if peaks and peak >= peaks[-1].peak_bytes:
+            break
+        peaks.append(ChunkedPeak(chunk_tokens=size, peak_bytes=peak))
+    return peaks[::-1]
 
 
 @contextmanager
