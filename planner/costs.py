@@ -7,9 +7,10 @@ unknown.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from ..models.dataflow import is_generator
-from ..plans.pipeline import Component, TracedActivations
+from ..plans.pipeline import Component, RowFlops, TracedActivations
 from ..plans.policy import Hold, Home
 from .budgets import HOST
 from .draft import Draft, Ledger, Unit
@@ -93,17 +94,27 @@ def _fault_rate(draft: Draft, rates: Rates) -> float | None:
 
 
 def compute_seconds(component: Component, rates: Rates) -> float | None:
-    """Seconds of one pass's arithmetic, by its traced FLOPs at the rate of the dtype that most weights have."""
-    if not isinstance(component.activations, TracedActivations) or not component.dtype_bytes or _generates(component):
+    """Seconds of one pass's arithmetic, by its traced FLOPs at the rates of the dtype that most weights have.
+
+    Where later passes take fewer tokens than the first, the mean over a request's passes.
+    """
+    activations, passes = component.activations, component.passes
+    if not isinstance(activations, TracedActivations) or not component.dtype_bytes:
         return None
     dtype = max(component.dtype_bytes, key=lambda name: (component.dtype_bytes[name], name))
-    rate = rates.flops_per_s(dtype)
-    return None if rate is None else component.activations.flops / rate
+    square = rates.flops_per_s(dtype)
+    if square is None:
+        return None
+    by_rows = sum(each.flops for each in activations.row_flops)
+    first = (activations.flops - by_rows) / square + _product_seconds(activations.row_flops, dtype, rates)
+    if not activations.later_row_flops:
+        # A pass of a model that generates is one token of many, which the pass over all at once does not tell of.
+        return None if passes > 1 and is_generator(component.class_name) else first
+    return (first + (passes - 1) * _product_seconds(activations.later_row_flops, dtype, rates)) / passes
 
 
-def _generates(component: Component) -> bool:
-    """Whether a pass is one token of many, which the traced pass over all tokens at once does not tell the cost of."""
-    return component.passes > 1 and is_generator(component.class_name)
+def _product_seconds(products: Sequence[RowFlops], dtype: str, rates: Rates) -> float:
+    return sum(each.flops / (rates.flops_per_s(dtype, each.rows) or inf) for each in products)
 
 
 def fate_link(costs: Costs, draft: Draft, stored: int, home: Home, hold: Hold) -> float:

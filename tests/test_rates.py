@@ -1,9 +1,13 @@
 import pytest
 from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.costs import compute_seconds
 from placewise.planner.rates import Rates, rates_of
 from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
 from placewise.plans.errors import InputError
+from placewise.plans.pipeline import RowFlops, TracedActivations
 from placewise.plans.units import MIB
+
+from .questions import component_of
 
 
 def disk(mode: ReadMode, chunk: int, depth: int, rate: float) -> DiskRate:
@@ -154,3 +158,22 @@ def test_products_of_few_rows_are_taken_from_the_nearest_two() -> None:
     assert rates.flops_per_s("BF16", 4) == pytest.approx(4e9)
     assert rates.flops_per_s("BF16") == 1e11
     assert rates.flops_per_s("F32", 8) is None
+
+
+def test_a_pass_takes_the_time_of_its_products() -> None:
+    products = (
+        ComputeRate(device="cpu", dtype="F32", flops_per_s=1e12),
+        ComputeRate(device="cpu", dtype="F32", rows=1, flops_per_s=1e9),
+        ComputeRate(device="cpu", dtype="F32", rows=64, flops_per_s=1e11),
+    )
+    rates = rates_of(measured(compute=products), "cpu")
+    part = component_of("llm", fixed=64, passes=3).model_copy(
+        update={"dtype_bytes": {"F32": 64}, "class_name": "LlamaForCausalLM"}
+    )
+    prefill = TracedActivations(peak_bytes=0, flops=3 * 10**11, row_flops=(RowFlops(rows=64, flops=10**11),))
+    assert compute_seconds(part.model_copy(update={"activations": prefill}), rates) is None
+    later = prefill.model_copy(update={"later_row_flops": (RowFlops(rows=1, flops=10**9),)})
+    # The first pass takes 0.2 s of large products and 1 s of thin ones; each later one 1 s.
+    assert compute_seconds(part.model_copy(update={"activations": later}), rates) == pytest.approx(3.2 / 3)
+    encoder = part.model_copy(update={"activations": prefill, "class_name": "T5EncoderModel"})
+    assert compute_seconds(encoder, rates) == pytest.approx(1.2)

@@ -25,6 +25,7 @@ from placewise.plans.pipeline import (
     Component,
     GivenActivations,
     Pipeline,
+    RowFlops,
     StackFlops,
     TracedActivations,
     UnknownActivations,
@@ -159,6 +160,7 @@ def test_a_stack_of_linears_is_counted_exactly(tmp_path: Path, monkeypatch: pyte
         peak_bytes=3 * 6 * 48 * 4,  # the input, which the caller holds, and a layer's input and output
         flops=layers + 2 * 6 * 48 * 7,
         layer_flops=(StackFlops(stack="layers", flops=layers),),
+        row_flops=(RowFlops(rows=6, flops=layers + 2 * 6 * 48 * 7),),
     )
 
 
@@ -172,6 +174,10 @@ def test_a_llama_is_counted_exactly(tmp_path: Path) -> None:
     layers = 3 * (projections + attention)
     assert found.layer_flops == (StackFlops(stack="model.layers", flops=layers),)
     assert found.flops == layers + 2 * rows * 64 * 300
+    assert found.row_flops == (RowFlops(rows=rows, flops=3 * projections + 2 * rows * 64 * 300),)
+    assert found.later_row_flops == ()
+    tokens = known(trace_component(made.model_copy(update={"passes": 9}), tmp_path, Workload(batch=2, tokens=TOKENS)))
+    assert tokens.later_row_flops == (RowFlops(rows=2, flops=found.row_flops[0].flops // TOKENS),)
 
 
 def test_more_to_do_is_never_less(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...models.build import build_module
+from ...models.dataflow import is_generator
 from ...models.layers import layer_prefix
 from ...models.tokenwise import run_in_chunks, token_wise
 from ...plans.errors import InputError, PlacewiseError
@@ -29,6 +30,7 @@ from ...plans.pipeline import (
     ChunkedPeak,
     Component,
     Pipeline,
+    RowFlops,
     StackFlops,
     TracedActivations,
     UnknownActivations,
@@ -37,6 +39,7 @@ from ...plans.pipeline import (
 from .ask import Latents
 from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
+from .row_flops import RowCounter
 
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 _LONGEST_WHY = 200
@@ -119,7 +122,8 @@ def _run(
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         _make_fake(module, fake)
         live = LiveBytes([*module.parameters(), *module.buffers()])
-        flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops})
+        rows = RowCounter()
+        flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
         with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
             _call(planned)
@@ -134,14 +138,29 @@ def _run(
                 _call(pass_of(module, workload, latents))
             return live.peak
 
+        later = _later_passes(module, component, workload, latents)
         chunked = _chunked_peaks(_chunk_sizes(max(tokens, default=0)), pass_in_chunks)
     traced = TracedActivations(
         peak_bytes=peak,
         flops=flops.get_total_flops(),
         layer_flops=tuple(StackFlops(stack=stack, flops=count) for stack, count in sorted(by_stack.items())),
+        row_flops=rows.counted(),
+        later_row_flops=later,
         chunked=tuple(each for each in chunked if each.peak_bytes < peak),
     )
     return traced, assumed
+
+
+def _later_passes(
+    module: nn.Module, component: Component, workload: Workload, latents: Latents | None
+) -> tuple[RowFlops, ...]:
+    """Products of the passes after the first, where a model generates one token in each; none where all are alike."""
+    if component.passes == 1 or not is_generator(component.class_name):
+        return ()
+    rows = RowCounter()
+    with FlopCounterMode(display=False, custom_mapping=rows.formulas):
+        _call(pass_of(module, workload.model_copy(update={"tokens": 1}), latents))
+    return rows.counted()
 
 
 @contextmanager
