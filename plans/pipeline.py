@@ -105,7 +105,7 @@ class StackFlops(Record):
 
 
 class RowFlops(Record):
-    """Operations of products with weights in one pass, by the rows that meet the weights: tokens, mostly."""
+    """Operations of matrix products in one pass, by the rows of the operand that meets the weights: tokens, mostly."""
 
     rows: PositiveInt
     flops: NonNegativeInt
@@ -124,7 +124,7 @@ class TracedActivations(Record):
     `peak_bytes` is the most that is alive at once: inputs, outputs and all between them, parameters and buffers
     excluded, and without the scratch memory inside kernels. `flops` counts matrix products, convolutions and
     attention, a multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
-    `row_flops` is the part of it in products with weights, by their rows. Where a request's later passes take fewer
+    `row_flops` is the part of it in matrix products, by their rows. Where a request's later passes take fewer
     tokens than its first, as those of a model that generates, `later_row_flops` is theirs; else it is empty.
     `chunked` has the peaks of chunked passes that were traced too, of fewer tokens at a time first.
     """

@@ -177,7 +177,8 @@ def test_a_llama_is_counted_exactly(tmp_path: Path) -> None:
     assert found.row_flops == (RowFlops(rows=rows, flops=3 * projections + 2 * rows * 64 * 300),)
     assert found.later_row_flops == ()
     tokens = known(trace_component(made.model_copy(update={"passes": 9}), tmp_path, Workload(batch=2, tokens=TOKENS)))
-    assert tokens.later_row_flops == (RowFlops(rows=2, flops=found.row_flops[0].flops // TOKENS),)
+    assert sum(each.flops for each in tokens.later_row_flops) == found.row_flops[0].flops // TOKENS
+    assert {each.rows for each in tokens.later_row_flops} <= {1, 2}
 
 
 def test_more_to_do_is_never_less(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Operations of products with weights, by how many rows meet the weights: few rows are slow, for the weights' sake.
+"""Operations of matrix products, by their rows: few rows are slow, for the sake of the weights that they meet.
 
 Torch is imported with this module.
 """
@@ -24,7 +24,8 @@ class RowCounter:
     @property
     def formulas(self) -> dict[Any, Callable[..., int]]:
         """By operation, for `custom_mapping`."""
-        return {torch.ops.aten.mm: self._mm, torch.ops.aten.addmm: self._addmm}
+        aten = torch.ops.aten
+        return {aten.mm: self._mm, aten.addmm: self._addmm, aten.bmm: self._bmm, aten.baddbmm: self._baddbmm}
 
     def counted(self) -> tuple[RowFlops, ...]:
         """What was counted, fewer rows first."""
@@ -32,9 +33,18 @@ class RowCounter:
 
     def _mm(self, left: Any, right: Any, *_: Any, **__: Any) -> int:
         """Shapes are (rows, width) and (width, columns)."""
-        flops = cast(int, 2 * left[0] * left[1] * right[1])
-        self._by_rows[int(left[0])] += flops
-        return flops
+        return self._count(left[0], 2 * left[0] * left[1] * right[1])
 
     def _addmm(self, _: Any, left: Any, right: Any, *__: Any, **___: Any) -> int:
         return self._mm(left, right)
+
+    def _bmm(self, left: Any, right: Any, *_: Any, **__: Any) -> int:
+        """Shapes are (batch, rows, width) and (batch, width, columns)."""
+        return self._count(left[1], 2 * left[0] * left[1] * left[2] * right[2])
+
+    def _baddbmm(self, _: Any, left: Any, right: Any, *__: Any, **___: Any) -> int:
+        return self._bmm(left, right)
+
+    def _count(self, rows: Any, flops: Any) -> int:
+        self._by_rows[int(rows)] += int(flops)
+        return cast(int, flops)
