@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from ..plans.document import Reader
 from ..plans.record import Record
 from .load import LoadedPipeline
 from .machines import CPU
@@ -26,7 +27,9 @@ class AxisReport(Record):
 class ComponentReport(Record):
     """One component. `homes_verified` is false where the platform does not tell what backs an address.
 
-    `reader_broke` says that fetching ahead failed once, and layers were fetched when they were needed ever since.
+    `reader` is how mapped units are read, and `read_bytes` what was read by each way since
+    loading. `reader_broke` says that fetching ahead failed once, and layers were fetched when they were needed ever
+    since. `notes` tell what could not be had as planned.
     """
 
     component: str
@@ -36,6 +39,10 @@ class ComponentReport(Record):
     buffer_bytes: int
     unused: tuple[str, ...]
     as_built: tuple[str, ...]
+    page_locked_bytes: int
+    reader: Reader
+    read_bytes: dict[str, int]
+    notes: tuple[str, ...]
     reader_broke: bool
     forward_s: float | None
 
@@ -64,6 +71,10 @@ def report_run(pipeline: LoadedPipeline, forward_s: dict[str, float]) -> RunRepo
                 buffer_bytes=loaded.buffer_bytes,
                 unused=loaded.unused,
                 as_built=loaded.as_built,
+                page_locked_bytes=loaded.page_locked_bytes,
+                reader=loaded.resident.fetcher.reader,
+                read_bytes=loaded.resident.fetcher.read_bytes,
+                notes=(*loaded.notes, *loaded.resident.fetcher.notes),
                 reader_broke=loaded.resident.reader_broke,
                 forward_s=forward_s.get(name),
             )
