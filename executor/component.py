@@ -110,7 +110,7 @@ def load_component(
         resident=resident,
         units=units,
         buffer_bytes=buffer_bytes,
-        host_bytes=sum(unit.layout.nbytes for unit in units if unit.home in (Home.pageable, Home.pinned)),
+        host_bytes=pinned + sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
         page_locked_bytes=pinned + homes.locked_bytes,
         notes=tuple(homes.notes),
         unused=found.unused,

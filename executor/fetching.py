@@ -47,8 +47,10 @@ class Fetcher:
     @property
     def read_bytes(self) -> dict[str, int]:
         """What was read until now, by the way; blocks are counted whole."""
-        read = self._transport.reader.read_bytes if self._transport else {}
-        return {str(Reader.mapping): self._copied_bytes, **{str(way): count for way, count in sorted(read.items())}}
+        counts = {str(Reader.mapping): self._copied_bytes}
+        if self._transport:
+            counts |= {str(way): count for way, count in sorted(self._transport.reader.read_bytes.items())}
+        return counts
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from ..plans.units import MIB, format_bytes
 from .layout import Layout, Stored
 from .machine import Machine
 from .mapping import Mappings
-from .pages import PageLock, merged
+from .pages import PageLock, Pages, merged
 from .reads import FileReader, can_read
 from .transport import Transport, Weights, fill, packed_route
 
@@ -45,7 +45,7 @@ class Homes:
     def __init__(self, mappings: Mappings, stored: Stored, host: Machine, device: Machine) -> None:
         self.notes: list[str] = []
         self._mappings, self._stored, self._host, self._device = mappings, stored, host, device
-        self._locks: list[PageLock] = []
+        self._locked: list[Pages] = []
         self._transport: Transport | None = None
         if can_read():
             paths = sorted({header.path for header, _ in stored.values()})
@@ -70,7 +70,7 @@ class Homes:
     @property
     def locked_bytes(self) -> int:
         """What is locked, in whole pages."""
-        return sum(stop - start for start, stop in merged(sorted(span for lock in self._locks for span in lock.pages)))
+        return sum(stop - start for start, stop in self._locked)
 
     def _copy(self, layout: Layout, views: Weights, buffer: torch.Tensor) -> Weights:
         staged = buffer.device.type != "cpu"
@@ -88,7 +88,7 @@ class Homes:
         for file in self._mappings.of(views):
             file.check()
         try:
-            lock = PageLock(tuple(views.values()))
+            lock = PageLock(tuple(views.values()), self._locked)
         except OSError as error:
             size = sum(view.nbytes for view in views.values())
             self.notes.append(
@@ -96,7 +96,7 @@ class Homes:
                 f" {error.strerror}; the limit is {_memlock()} (ulimit -l)"
             )
             return Settled(home=Home.mapped, source=views)
-        self._locks.append(lock)
+        self._locked = merged((*self._locked, *lock.pages))
         return Settled(home=Home.locked, source=views, lock=lock)
 
 

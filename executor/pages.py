@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -43,21 +44,34 @@ def anonymous_pages(nbytes: int) -> torch.Tensor:
 
 def pages_of(tensors: Iterable[torch.Tensor]) -> list[Pages]:
     """The pages that tensors touch, ascending; ranges that touch are one."""
-    spans = sorted(
+    return merged(
         (start // PAGE_BYTES * PAGE_BYTES, -(-(start + each.nbytes) // PAGE_BYTES) * PAGE_BYTES)
         for each in tensors
         if each.nbytes and (start := each.data_ptr())
     )
-    return merged(spans)
 
 
 def merged(spans: Iterable[Pages]) -> list[Pages]:
-    """Ascending ranges, with those that touch or overlap made one."""
+    """The ranges, ascending, with those that touch or overlap made one."""
     result: list[Pages] = []
-    for start, stop in spans:
+    for start, stop in sorted(spans):
         if result and start <= result[-1][1]:
             result[-1] = result[-1][0], max(stop, result[-1][1])
         else:
+            result.append((start, stop))
+    return result
+
+
+def without(pages: Sequence[Pages], held: Sequence[Pages]) -> list[Pages]:
+    """What of ascending ranges is in none of the others, which are ascending and apart."""
+    result: list[Pages] = []
+    for start, stop in pages:
+        first = max(0, bisect_right(held, (start, start)) - 1)
+        for low, high in held[first : bisect_left(held, (stop, stop))]:
+            if start < low:
+                result.append((start, low))
+            start = max(start, high)
+        if start < stop:
             result.append((start, stop))
     return result
 
@@ -95,16 +109,17 @@ class PageLock:
 
     Args:
         tensors: views of the mapping; it lives as long as the lock.
+        held: pages that are locked already, and whose lock is another's.
 
     Raises:
         OSError: the kernel refuses; nothing stays locked.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], held: Sequence[Pages] = ()) -> None:
         libc = _libc()
         if libc is None:
             raise OSError(errno.ENOTSUP, f"{sys.platform} locks no file pages")
-        self.pages = pages_of(tensors)
+        self.pages = without(pages_of(tensors), held)
         weakref.finalize(self, _unlock, libc, self.pages, tuple(tensors)).atexit = False
         read_ahead(self.pages)
         for start, stop in self.pages:
@@ -112,7 +127,7 @@ class PageLock:
                 code = ctypes.get_errno()
                 # Pages that could not be brought in stay marked as locked.
                 _unlock(libc, self.pages, ())
-                raise OSError(code, "locking pages")
+                raise OSError(code, os.strerror(code))
 
 
 def _unlock(libc: ctypes.CDLL, pages: Sequence[Pages], _: object) -> None:
