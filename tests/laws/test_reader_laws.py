@@ -106,7 +106,7 @@ def save(case: Case, folder: Path) -> Path:
 
 
 @given(case=cases())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_every_mixture_of_homes_holds_and_readers_gives_the_plain_bytes_and_leaves_nothing(case: Case) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
