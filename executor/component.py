@@ -13,16 +13,18 @@ from torch import nn
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import layer_prefix
 from ..models.tokenwise import run_in_chunks, token_wise
-from ..plans.document import Placement, Reader
+from ..plans.document import Placement, Reader, Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
+from .fetching import Fetcher
+from .homes import Homes
 from .machine import Machine
+from .mapping import Mappings
 from .names import Binding, Bindings, match_names
 from .procmaps import MapsSnapshot, snapshot_maps
+from .reads import FileReader, can_read
 from .resident import Resident, entries_of
-from .units import Progress, Unit, UnitKey, View, ignore, keys_of, misplaced, open_views, units_of
-
-_HONOURED = (Home.device, Home.pageable, Home.mapped)
+from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class LoadedComponent:
         units: every unit at its home.
         buffer_bytes: buffers, which are owned copies on the compute device whatever the homes.
         host_bytes: copies that rest on the host.
+        page_locked_bytes: what is pinned or locked on the host.
+        notes: what could not be had as the plan says, when it was loaded.
         unused: stored tensors that the module has no place for.
         as_built: persistent buffers that no file has.
         homes_verified: whether the homes of host weights could be told apart here.
@@ -45,6 +49,8 @@ class LoadedComponent:
     units: tuple[Unit, ...]
     buffer_bytes: int
     host_bytes: int
+    page_locked_bytes: int
+    notes: tuple[str, ...]
     unused: tuple[str, ...]
     as_built: tuple[str, ...]
     homes_verified: bool
@@ -91,19 +97,24 @@ def load_component(
     roots = layer_roots(parameters, keys)
     _chunk(placement, module, roots.values())
     shared = [name for name, weight in parameters.items() if _is_shared(weight, roots.get(keys[name]))]
-    view = open_views(facts.files, facts.tensors)
-    units = units_of(placement, facts.tensors, keys, shared, view, host, device, progress)
-    buffer_bytes = _own_buffers(module, found, view, device.device)
-    resident = Resident(placement.component, device, units, parameters, placement.staging, repeats=passes > 1)
+    mappings = Mappings(facts.files, facts.tensors)
+    homes = Homes(mappings, facts.tensors, host, device)
+    units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
+    buffer_bytes = _own_buffers(module, found, mappings, device.device)
+    fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
+    resident = Resident(placement.component, device, units, parameters, placement.staging, fetcher, repeats=passes > 1)
     _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
     maps = snapshot_maps()
     _check_homes(placement.component, facts, units, device, maps)
+    pinned = sum(unit.layout.nbytes for unit in units if unit.home is Home.pinned)
     return LoadedComponent(
         module=module,
         resident=resident,
         units=units,
         buffer_bytes=buffer_bytes,
-        host_bytes=sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
+        host_bytes=pinned + sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
+        page_locked_bytes=pinned + homes.locked_bytes,
+        notes=tuple(homes.notes),
         unused=found.unused,
         as_built=found.as_built,
         homes_verified=maps is not None,
@@ -113,17 +124,13 @@ def load_component(
 def _check_honoured(placement: Placement) -> None:
     """Refuse what would have no effect: a plan is carried out whole or not at all."""
     for segment in placement.segments:
-        if segment.home not in _HONOURED:
+        always = segment.hold is Hold.always
+        if always and segment.home is not Home.device and placement.compute_device != "cpu":
             raise ExecutionError(
-                f"component '{placement.component}': home {segment.home} is not honoured by this version",
-                hint=f"plan with homes {', '.join(_HONOURED)}",
+                f"component '{placement.component}': home {segment.home} is not on {placement.compute_device},"
+                " and hold always would leave its weights there",
+                hint="plan with hold phase or layer, or with home device",
             )
-    staging = placement.staging
-    if staging and (staging.reader is not Reader.mapping or staging.chunk_bytes):
-        raise ExecutionError(
-            f"component '{placement.component}': chunked reads are not honoured by this version",
-            hint="plan again with this version",
-        )
 
 
 def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:
@@ -141,6 +148,21 @@ def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> No
         run_in_chunks(each, placement.chunk_tokens)
 
 
+def _reader(staging: Staging | None, facts: CheckpointFacts, units: Iterable[Unit]) -> FileReader | None:
+    """What reads mapped units, if the plan's staging has them read."""
+    stored = {
+        name for unit in units if unit.home is Home.mapped and unit.hold is not Hold.always for name in unit.source
+    }
+    if staging is None or staging.reader is Reader.mapping or not stored or not can_read():
+        return None
+    return FileReader(
+        sorted({facts.tensors[name][0].path for name in stored}),
+        reader=staging.reader,
+        chunk_bytes=staging.chunk_bytes or 0,
+        depth=staging.depth or 1,
+    )
+
+
 def layer_roots(parameters: Mapping[str, Binding], keys: Mapping[str, UnitKey]) -> dict[UnitKey, str]:
     """The dotted name of each layer's module. The checkpoint may spell it with another prefix than the module."""
     roots: dict[UnitKey, str] = {}
@@ -156,11 +178,11 @@ def _is_shared(weight: Binding, root: str | None) -> bool:
     return root is not None and any(not place.name.startswith(f"{root}.") for place in weight.places)
 
 
-def _own_buffers(module: nn.Module, found: Bindings, view: View, device: torch.device) -> int:
+def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device: torch.device) -> int:
     """Give the module its buffers, on the compute device and its own to write. Returns their bytes."""
     for weight in found.weights:
         if weight.is_buffer:
-            value = view(weight.stored).clone()
+            value = mappings.view(weight.stored).clone()
             for place in weight.places:
                 place.put(value)
     moved: dict[int, torch.Tensor] = {}

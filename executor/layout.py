@@ -1,13 +1,18 @@
-"""A unit's weights packed into one buffer: one allocation, each tensor at a boundary of 64 bytes."""
+"""Where a unit's weights lie in one buffer: packed for copies, or as their files have them for reads into place."""
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 import torch
 
-from ..models.headers import TensorEntry, packed_bytes
+from ..models.headers import READ_ALIGNMENT, Header, TensorEntry, packed_bytes
 from .dtypes import torch_layout
+
+Stored = Mapping[str, tuple[Header, TensorEntry]]
+"""Every tensor's file and entry, by stored name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,7 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLayout:
+class Layout:
     """Where each tensor of a unit lies in a buffer of `nbytes`."""
 
     spans: tuple[_Span, ...]
@@ -36,13 +41,84 @@ class PackedLayout:
         }
 
 
-def pack(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> PackedLayout:
-    """Lay the named tensors out one after another, in order of their names."""
+def pack(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Layout:
+    """Lay the named tensors out one after another, in order of their names, each at a boundary of 64 bytes."""
     spans: list[_Span] = []
     offset = 0
     for name in sorted(names):
-        entry = entries[name]
-        dtype, shape = torch_layout(entry.dtype, entry.shape)
-        spans.append(_Span(name=name, dtype=dtype, shape=shape, begin=offset, end=offset + entry.nbytes))
-        offset += packed_bytes(entry.nbytes)
-    return PackedLayout(spans=tuple(spans), nbytes=offset)
+        spans.append(_span(name, entries[name], offset))
+        offset += packed_bytes(entries[name].nbytes)
+    return Layout(spans=tuple(spans), nbytes=offset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Bytes `[offset, offset + nbytes)` of a file, and the place in the buffer where the first one goes."""
+
+    path: Path
+    offset: int
+    nbytes: int
+    at: int
+
+    def chunks(self, chunk_bytes: int) -> Iterator["Read"]:
+        """The same in reads of at most that size."""
+        for done in range(0, self.nbytes, chunk_bytes):
+            count = min(chunk_bytes, self.nbytes - done)
+            yield Read(path=self.path, offset=self.offset + done, nbytes=count, at=self.at + done)
+
+
+def reads_into(layout: Layout, stored: Stored) -> list[Read]:
+    """One read for each tensor that has bytes, to its place."""
+    places = ((span, *stored[span.name]) for span in layout.spans if span.end > span.begin)
+    return [
+        Read(path=header.path, offset=_offset(header, entry), nbytes=entry.nbytes, at=span.begin)
+        for span, header, entry in places
+    ]
+
+
+def extents(layout: Layout, stored: Stored) -> list[Read]:
+    """The ranges of files that hold the unit, from one block's begin on, one after another in whole blocks.
+
+    Ranges with at most two blocks between them are one: apart they would take as much.
+    """
+    found: list[tuple[Path, int, int]] = []
+    for read in sorted(reads_into(layout, stored), key=lambda read: (read.path, read.offset)):
+        end = read.offset + read.nbytes
+        if found and found[-1][0] == read.path and read.offset <= found[-1][2] + 2 * READ_ALIGNMENT:
+            found[-1] = read.path, found[-1][1], end
+        else:
+            found.append((read.path, read.offset // READ_ALIGNMENT * READ_ALIGNMENT, end))
+    reads: list[Read] = []
+    at = 0
+    for path, begin, end in found:
+        reads.append(Read(path=path, offset=begin, nbytes=end - begin, at=at))
+        at += -(-(end - begin) // READ_ALIGNMENT) * READ_ALIGNMENT
+    return reads
+
+
+def as_stored(layout: Layout, stored: Stored, ranges: Sequence[Read]) -> Layout | None:
+    """The unit as it lies after its extents were read; null where a tensor would not lie at a multiple of its dtype."""
+    begins = [(each.path, each.offset) for each in ranges]
+    spans: list[_Span] = []
+    for name in (span.name for span in layout.spans):
+        header, entry = stored[name]
+        offset = _offset(header, entry)
+        within = ranges[bisect_right(begins, (header.path, offset)) - 1] if entry.nbytes else None
+        at = within.at + offset - within.offset if within else 0
+        span = _span(name, entry, at)
+        if entry.nbytes and at % span.dtype.itemsize:
+            return None
+        spans.append(span)
+    last = ranges[-1].at + ranges[-1].nbytes if ranges else 0
+    # The buffer's own begin is moved to a block's.
+    nbytes = -(-last // READ_ALIGNMENT) * READ_ALIGNMENT + READ_ALIGNMENT
+    return Layout(spans=tuple(spans), nbytes=nbytes)
+
+
+def _span(name: str, entry: TensorEntry, begin: int) -> _Span:
+    dtype, shape = torch_layout(entry.dtype, entry.shape)
+    return _Span(name=name, dtype=dtype, shape=shape, begin=begin, end=begin + entry.nbytes)
+
+
+def _offset(header: Header, entry: TensorEntry) -> int:
+    return header.data_start + entry.data_offsets[0]

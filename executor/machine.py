@@ -57,6 +57,14 @@ class Machine(Protocol):
         """
         ...
 
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Give a flat, uninitialised uint8 tensor of exactly so many page-locked bytes on the host, for its copies.
+
+        Raises:
+            ExecutionError: the machine has no page-locked memory, or the system gives no more.
+        """
+        ...
+
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write the host tensor `source` into `destination`, which is on the device and of the same shape.
 

@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from ..plans.errors import ExecutionError
 from .machine import Capabilities, MemoryFigures
 
 
@@ -37,6 +38,10 @@ class CpuMachine:
         # The storage's Python object lives as long as the storage does, whichever view holds it.
         weakref.finalize(buffer.untyped_storage(), self._given_back.append, nbytes).atexit = False
         return buffer
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Raise ExecutionError: nothing is copied to a device from here."""
+        raise ExecutionError("the cpu has no pinned memory", hint="plan with home device or locked")
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write `source` into `destination`; done when this returns."""

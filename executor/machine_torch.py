@@ -1,12 +1,14 @@
 """A real accelerator, through torch's interface for all of them."""
 
-from typing import cast
+import weakref
+from typing import Any, cast
 
 import torch
 
-from ..plans.errors import DeviceMemoryError, InputError
+from ..plans.errors import DeviceMemoryError, ExecutionError, InputError
 from ..plans.units import format_bytes
 from .machine import Capabilities, MemoryFigures
+from .pages import anonymous_pages
 
 
 class TorchMachine:
@@ -57,6 +59,28 @@ class TorchMachine:
                 f"{self._device} is out of memory: {format_bytes(nbytes)} ({nbytes} bytes) requested,"
                 f" {format_bytes(figures.allocated_bytes)} in use by this process, {error}"
             ) from error
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Give pages of the host that CUDA has registered; torch's own pinned memory is rounded up to a power of two.
+
+        Raises:
+            ExecutionError: the platform is another, or CUDA refuses.
+        """
+        if self._device.type != "cuda" or not self._capabilities.pinned_memory:
+            raise ExecutionError(
+                f"{self._device} has no pinned memory", hint="plan with home pageable, mapped or locked"
+            )
+        buffer = anonymous_pages(nbytes)
+        if nbytes:
+            runtime: Any = cast(Any, torch.cuda).cudart()
+            if code := int(runtime.cudaHostRegister(buffer.data_ptr(), nbytes, 0)):
+                raise ExecutionError(
+                    f"{format_bytes(nbytes)} ({nbytes} bytes) could not be page-locked: {self._device} error {code}",
+                    hint="lower the policy's pinned_max_percent, or raise the limit (ulimit -l)",
+                )
+            # A storage's finalisers run before its memory goes.
+            weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, buffer.data_ptr()).atexit = False
+        return buffer
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write `source` into `destination` on the current stream; asynchronous if `source` is pinned."""

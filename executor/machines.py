@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ..plans.document import Plan
 from ..plans.errors import ExecutionError
 from ..plans.machine import Measured
-from .machine import Machine
+from .machine import Capabilities, Machine
 from .machine_cpu import CpuMachine
 from .machine_torch import TorchMachine
 from .simulation.accelerator import simulated_device
@@ -31,7 +31,12 @@ def _open(device: str, plan: Plan) -> Machine:
     if device == CPU:
         return CpuMachine()
     if device.startswith(f"{DEVICE_TYPE}:"):
-        return SimulatedMachine(_simulated(_index(device), _capacity(device, plan)))
+        facts = next((each for each in plan.machine.accelerators if each.device == device), None)
+        pinned = facts is not None and facts.pinned_memory
+        return SimulatedMachine(
+            _simulated(_index(device), _capacity(device, plan)),
+            capabilities=Capabilities(pinned_memory=pinned, streams=True, unified=False),
+        )
     return TorchMachine(device)
 
 

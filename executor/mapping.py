@@ -7,6 +7,7 @@ anonymous memory, where a read-only mapping would end the process.
 """
 
 import mmap
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from ..models.headers import Header, TensorEntry
 from ..plans.errors import ExecutionError
 from .dtypes import torch_layout
+from .layout import Stored
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Named by the standard library from Python 3.13 on.
 
@@ -44,6 +46,40 @@ class FileMapping:
             return torch.empty(shape, dtype=dtype)
         offset = self._header.data_start + entry.data_offsets[0]
         return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape), offset=offset).view(shape)
+
+    def check(self) -> None:
+        """Raise ExecutionError if the file has become shorter: reading pages beyond its end would end the process."""
+        size = self._memory.size()
+        if size < self._header.size_bytes:
+            raise ExecutionError(
+                f"{self._header.path}: ends at byte {size}, and {self._header.size_bytes} bytes were planned",
+                hint="the file has changed since the plan was loaded: restore it, or plan again",
+            )
+
+
+class Mappings:
+    """Every file of a checkpoint, mapped once.
+
+    Args:
+        files: the headers.
+        stored: every tensor's file and entry.
+
+    Raises:
+        ExecutionError: a file cannot be mapped.
+    """
+
+    def __init__(self, files: Iterable[Header], stored: Stored) -> None:
+        self._stored = stored
+        self._by_path = {file.path: FileMapping(file) for file in files}
+
+    def view(self, name: str) -> torch.Tensor:
+        """A stored tensor, without a copy."""
+        header, entry = self._stored[name]
+        return self._by_path[header.path].view(entry)
+
+    def of(self, names: Iterable[str]) -> tuple[FileMapping, ...]:
+        """The mappings that hold these tensors."""
+        return tuple(self._by_path[path] for path in sorted({self._stored[name][0].path for name in names}))
 
 
 def _map(path: Path, size_bytes: int) -> mmap.mmap:

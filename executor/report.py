@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from ..plans.document import Reader
 from ..plans.record import Record
 from .load import LoadedPipeline
 from .machines import CPU
@@ -14,7 +15,8 @@ from .machines import CPU
 class AxisReport(Record):
     """One axis. `weights_bytes` are those of the executor's own allocations, `peak_bytes` of all tensors there.
 
-    `peak_bytes` is null where nothing counts them: on the CPU, whose allocator is not ours.
+    On the host, page-locked bytes and the buffers of reads to a device are among the former. `peak_bytes` is null where
+    nothing counts them: on the CPU, whose allocator is not ours.
     """
 
     axis: str
@@ -26,7 +28,9 @@ class AxisReport(Record):
 class ComponentReport(Record):
     """One component. `homes_verified` is false where the platform does not tell what backs an address.
 
-    `reader_broke` says that fetching ahead failed once, and layers were fetched when they were needed ever since.
+    `reader` is how mapped units are read, and `read_bytes` what was read by each way since loading. `reader_broke` says
+    that fetching ahead failed once, and layers were fetched when they were needed ever since. `notes` tell what could
+    not be had as planned.
     """
 
     component: str
@@ -36,6 +40,10 @@ class ComponentReport(Record):
     buffer_bytes: int
     unused: tuple[str, ...]
     as_built: tuple[str, ...]
+    page_locked_bytes: int
+    reader: Reader
+    read_bytes: dict[str, int]
+    notes: tuple[str, ...]
     reader_broke: bool
     forward_s: float | None
 
@@ -64,6 +72,10 @@ def report_run(pipeline: LoadedPipeline, forward_s: dict[str, float]) -> RunRepo
                 buffer_bytes=loaded.buffer_bytes,
                 unused=loaded.unused,
                 as_built=loaded.as_built,
+                page_locked_bytes=loaded.page_locked_bytes,
+                reader=loaded.resident.fetcher.reader,
+                read_bytes=loaded.resident.fetcher.read_bytes,
+                notes=(*loaded.notes, *loaded.resident.fetcher.notes),
                 reader_broke=loaded.resident.reader_broke,
                 forward_s=forward_s.get(name),
             )
@@ -86,10 +98,12 @@ def _axis(axis: str, pipeline: LoadedPipeline) -> AxisReport:
     residents = [loaded.resident for loaded in pipeline.components.values() if loaded.resident.machine is machine]
     phase_bytes = max((resident.peak_weight_bytes - resident.always_bytes for resident in residents), default=0)
     weights = sum(resident.always_bytes for resident in residents) + phase_bytes
+    locked = sum(loaded.page_locked_bytes for loaded in pipeline.components.values())
+    staging = max((loaded.resident.fetcher.staging_bytes for loaded in pipeline.components.values()), default=0)
     return AxisReport(
         axis=axis,
         predicted_bytes=max(known, default=None),
-        weights_bytes=figures.peak_bytes if axis == "host" else weights,
+        weights_bytes=figures.peak_bytes + locked + staging if axis == "host" else weights,
         peak_bytes=None if axis == "host" else figures.peak_bytes,
     )
 

@@ -30,6 +30,13 @@ def print_report(report: RunReport, console: Console) -> None:
     console.print(components)
     console.print(f"\nloaded in {report.load_s:.2f} s")
     for component in report.components:
+        read = [f"{way} {format_bytes(count)}" for way, count in component.read_bytes.items() if count]
+        if read:
+            console.print(f"{component.component}: reader {component.reader}; read {', '.join(read)}")
+        if component.page_locked_bytes:
+            console.print(f"{component.component}: page-locked {format_bytes(component.page_locked_bytes)}")
+        for note in component.notes:
+            console.print(f"note: {component.component}: {note}")
         if component.reader_broke:
             console.print(f"note: {component.component}: fetching ahead failed, so layers waited for their weights")
         for what, names in (

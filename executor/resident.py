@@ -13,11 +13,12 @@ from torch import nn
 from ..plans.document import Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
+from .fetching import Fetcher
 from .guards import MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
 from .slots import Slots
-from .units import Unit, fill
+from .units import Unit
 
 
 class Resident:
@@ -29,6 +30,7 @@ class Resident:
         units: with their homes; those held `always` are bound at once.
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
+        fetcher: brings to the device what is not at home there.
         repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
 
@@ -39,6 +41,7 @@ class Resident:
         units: Sequence[Unit],
         bindings: Mapping[str, Binding],
         staging: Staging | None,
+        fetcher: Fetcher,
         *,
         repeats: bool = False,
     ) -> None:
@@ -46,6 +49,7 @@ class Resident:
         self.machine = machine
         self.peak_weight_bytes = 0
         self.bindings = bindings
+        self.fetcher = fetcher
         self._staging = staging
         self._repeats = repeats
         self.always_bytes = 0
@@ -54,7 +58,8 @@ class Resident:
         self._position = {id(unit): position for position, unit in enumerate(self._streamed)}
         self._entered = False
         self._held_bytes = 0
-        self._slots = Slots(machine, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
+        self._slots = Slots(machine, fetcher, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
+        self._check_slots(staging)
         self._users: dict[int, int] = {}
         for unit in units:
             if unit.hold is Hold.always:
@@ -90,6 +95,7 @@ class Resident:
         try:
             # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
             with torch.inference_mode(mode=False), torch.no_grad():
+                self.fetcher.open()
                 for unit in self._held:
                     self._hold(unit)
                 self._slots.open()
@@ -104,6 +110,7 @@ class Resident:
         for unit in (*self._held, *self._streamed):
             self._unbind(unit)
         self._slots.close()
+        self.fetcher.close()
         self._users.clear()
         self._held_bytes = 0
         self._entered = False
@@ -151,17 +158,17 @@ class Resident:
                     self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
 
     def _hold(self, unit: Unit) -> None:
-        weights = unit.layout.views(self.machine.allocate(unit.layout.nbytes))
-        fill(self.machine, weights, unit.source)
+        place = self.fetcher.packed(unit, self.machine.allocate(unit.layout.nbytes))
+        place.fill()
         self._held_bytes += unit.layout.nbytes
-        self._bind(unit, weights)
+        self._bind(unit, place.weights)
 
     def _drop(self, unit: Unit) -> None:
         self._unbind(unit)
         self._slots.free(unit)
 
     def _bind(self, unit: Unit, weights: Mapping[str, torch.Tensor]) -> None:
-        in_place = unit.home is Home.mapped and unit.hold is Hold.always
+        in_place = unit.home in (Home.mapped, Home.locked) and unit.hold is Hold.always
         for stored, weight in weights.items():
             binding = self.bindings[stored]
             _assign(binding, MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, False))
@@ -170,6 +177,17 @@ class Resident:
         for stored, weight in unit.source.items():
             binding = self.bindings[stored]
             _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
+
+    def _check_slots(self, staging: Staging | None) -> None:
+        """A slot that is too small would be found out in the middle of a forward."""
+        for unit in self._streamed:
+            need = self.fetcher.slot_layout(unit).nbytes
+            if staging is None or need > staging.slot_bytes:
+                have = "no slots" if staging is None else f"slots of {staging.slot_bytes} bytes"
+                raise ExecutionError(
+                    f"component '{self.name}': layer '{unit.label}' takes {need} bytes, and the plan has {have}",
+                    hint="plan again with this version",
+                )
 
     def _refuse_training(self, units: Iterable[Unit]) -> None:
         """Gradients of a weight that is about to leave would be lost without a word."""

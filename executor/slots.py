@@ -5,16 +5,16 @@ computes: it waits for the copy that it needs. A copy that fails ahead of use is
 from then on all copies are made then: a broken reader costs speed, never a value.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
+from .fetching import Fetcher
 from .machine import Machine
-from .units import Unit, fill
-
-Weights = Mapping[str, torch.Tensor]
+from .transport import Place, Weights
+from .units import Unit
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class _Taken:
 
     unit: Unit
     index: int
-    weights: Weights
+    place: Place
     copying: "Future[None] | None" = None
     there: bool = False
 
@@ -33,16 +33,19 @@ class Slots:
 
     Args:
         machine: the compute device.
+        fetcher: brings layers to it.
         count: how many there are.
         slot_bytes: the size of each, at least that of every layer.
     """
 
-    def __init__(self, machine: Machine, count: int, slot_bytes: int) -> None:
+    def __init__(self, machine: Machine, fetcher: Fetcher, count: int, slot_bytes: int) -> None:
         self._machine = machine
+        self._fetcher = fetcher
         self._count = count
         self._slot_bytes = slot_bytes
         self._buffers: list[torch.Tensor] = []
         self._taken: dict[int, _Taken] = {}  # By id of the unit; the oldest first.
+        self._places: dict[tuple[int, int], Place] = {}  # By id of the unit and slot, made once while they are open.
         self._reader: ThreadPoolExecutor | None = None
         self._reader_broke = False
 
@@ -72,6 +75,7 @@ class Slots:
         """Give the buffers back, when nothing is copied into them any more."""
         for unit in self.units():
             self.free(unit)
+        self._places.clear()
         self._buffers.clear()
 
     def weights(self, unit: Unit, busy: Collection[int]) -> Weights | None:
@@ -85,7 +89,7 @@ class Slots:
         if taken is None:
             return None
         self._complete(taken)
-        return taken.weights
+        return taken.place.weights
 
     def fetch_ahead(self, unit: Unit) -> None:
         """Begin to copy a layer, if there is an empty slot and the reader works."""
@@ -95,7 +99,7 @@ class Slots:
         if taken is not None:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
-            taken.copying = self._reader.submit(_copy, self._machine, taken.weights, unit.source)
+            taken.copying = self._reader.submit(_fill, taken.place)
 
     def free(self, unit: Unit) -> None:
         """Empty a layer's slot. What still reads it, or is still copied into it, is waited for."""
@@ -113,8 +117,10 @@ class Slots:
                 return None
             index = idle.index
             self.free(idle.unit)
-        weights = unit.layout.views(self._buffers[index])
-        taken = _Taken(unit=unit, index=index, weights=weights)
+        place = self._places.get((id(unit), index))
+        if place is None:
+            place = self._places[id(unit), index] = self._fetcher.in_slot(unit, self._buffers[index])
+        taken = _Taken(unit=unit, index=index, place=place)
         self._taken[id(unit)] = taken
         return taken
 
@@ -125,15 +131,14 @@ class Slots:
             self._reader_broke |= failed
         if not taken.there:
             try:
-                _copy(self._machine, taken.weights, taken.unit.source)
+                _fill(taken.place)
             except BaseException:
                 del self._taken[id(taken.unit)]
                 raise
             taken.there = True
 
 
-def _copy(machine: Machine, weights: Weights, source: Weights) -> None:
+def _fill(place: Place) -> None:
     """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
     with torch.inference_mode(mode=False), torch.no_grad():
-        fill(machine, weights, source)
-        machine.synchronize()
+        place.fill()

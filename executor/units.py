@@ -2,35 +2,33 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from ..models.headers import Header, TensorEntry
 from ..models.layers import find_layers, layer_prefix
 from ..plans.document import Placement, Segment
 from ..plans.policy import Hold, Home
-from .layout import PackedLayout, pack
+from .homes import Settle
+from .layout import Layout, Stored, pack
 from .machine import Machine
-from .mapping import FileMapping
+from .pages import PageLock, in_page_cache
 from .procmaps import MapsSnapshot
-
-View = Callable[[str], torch.Tensor]
-"""Gives a stored tensor, by name, as a view of its file's mapping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """One layer, or the fixed part. `prefix` is the layer's module name, null for the fixed part.
 
-    `source` holds the weights by stored name: on the mapping, in a host copy, or at home on the compute device.
+    `source` holds the weights by stored name: on the mapping, in a host copy, or at home on the compute device. `home`
+    is the one that the unit got, and `lock` keeps a locked one's pages.
     """
 
     prefix: str | None
     home: Home
     hold: Hold
-    layout: PackedLayout
+    layout: Layout
     source: Mapping[str, torch.Tensor]
+    lock: PageLock | None = None
 
     @property
     def label(self) -> str:
@@ -62,27 +60,23 @@ def keys_of(stored: Iterable[str]) -> dict[str, UnitKey]:
 
 def units_of(
     placement: Placement,
-    tensors: Mapping[str, tuple[Header, TensorEntry]],
+    stored: Stored,
     keys: Mapping[str, UnitKey],
     shared: Iterable[str],
-    view: View,
-    host: Machine,
-    device: Machine,
+    settle: Settle,
     progress: Progress = ignore,
 ) -> tuple[Unit, ...]:
-    """Give every unit the home that the plan says. Only a `device` or `pageable` home takes memory.
+    """Give every unit the home that the plan says. A home on the mapping takes no memory of its own.
 
     Args:
         placement: one component's segments.
-        tensors: all that is stored.
+        stored: all that is stored.
         keys: the unit of each stored tensor that the module has a place for.
         shared: names among them that more than one unit uses; a layer's are kept for the phase, as the fixed part is.
-        view: gives a stored tensor without a copy.
-        host: where `pageable` copies are made.
-        device: where `device` homes are.
-        progress: told the stored bytes of each unit when it is at home.
+        settle: gives one unit its home.
+        progress: told the packed bytes of each unit when it is at home.
     """
-    entries = {name: entry for name, (_, entry) in tensors.items()}
+    entries = {name: entry for name, (_, entry) in stored.items()}
     apart = set(shared)
     by_unit: dict[UnitKey, list[str]] = {}
     for name, key in keys.items():
@@ -91,15 +85,24 @@ def units_of(
     for segment in placement.segments:
         for stack, number in _members(segment):
             prefix = None if stack is None else layer_prefix(stack, number)
-            stored = by_unit.get((stack, number), [])
-            own = [name for name in stored if prefix is None or name not in apart]
-            others = [name for name in stored if prefix is not None and name in apart]
+            names = by_unit.get((stack, number), [])
+            own = [name for name in names if prefix is None or name not in apart]
+            others = [name for name in names if prefix is not None and name in apart]
             for part, group in ((prefix, own), (None, others)):
                 if group:
                     layout = pack(entries, group)
-                    source = _settle(segment.home, layout, view, host, device)
+                    settled = settle(prefix or "the fixed part", segment.home, layout)
                     hold = Hold.phase if part is None and segment.hold is Hold.layer else segment.hold
-                    units.append(Unit(prefix=part, home=segment.home, hold=hold, layout=layout, source=source))
+                    units.append(
+                        Unit(
+                            prefix=part,
+                            home=settled.home,
+                            hold=hold,
+                            layout=layout,
+                            source=settled.source,
+                            lock=settled.lock,
+                        )
+                    )
                     progress(layout.nbytes)
     return tuple(units)
 
@@ -110,35 +113,10 @@ def _members(segment: Segment) -> list[UnitKey]:
     return [(segment.stack, number) for run in segment.layers for number in range(*run)]
 
 
-def _settle(home: Home, layout: PackedLayout, view: View, host: Machine, device: Machine) -> dict[str, torch.Tensor]:
-    views = {span.name: view(span.name) for span in layout.spans}
-    if home is Home.mapped:
-        return views
-    machine = device if home is Home.device else host
-    copies = layout.views(machine.allocate(layout.nbytes))
-    fill(machine, copies, views)
-    return copies
-
-
-def fill(machine: Machine, weights: Mapping[str, torch.Tensor], source: Mapping[str, torch.Tensor]) -> None:
-    """Write each weight from the source of the same name. The copies may run on where the machine has streams."""
-    for name, weight in weights.items():
-        machine.copy_in(weight, source[name])
-
-
-def open_views(files: Iterable[Header], tensors: Mapping[str, tuple[Header, TensorEntry]]) -> View:
-    """Map every file once, and give views by stored name."""
-    mappings: dict[Path, FileMapping] = {file.path: FileMapping(file) for file in files}
-
-    def view(name: str) -> torch.Tensor:
-        header, entry = tensors[name]
-        return mappings[header.path].view(entry)
-
-    return view
-
-
 def misplaced(unit: Unit, device: Machine, files: frozenset[str], maps: MapsSnapshot | None) -> str | None:
     """Why a unit is not where the plan says, or null. Without a snapshot the host's pages cannot be told apart."""
+    if unit.lock is not None and not in_page_cache(unit.lock.pages):
+        return "pages that are locked are not in memory"
     for name, tensor in unit.source.items():
         if tensor.numel() == 0:
             continue
@@ -147,6 +125,6 @@ def misplaced(unit: Unit, device: Machine, files: frozenset[str], maps: MapsSnap
             return f"'{name}' is on {tensor.device}, not on {expected}"
         if maps is not None and tensor.device.type == "cpu":
             file = maps.file_at(tensor.data_ptr())
-            if (file in files) != (unit.home is Home.mapped):
+            if (file in files) != (unit.home in (Home.mapped, Home.locked)):
                 return f"'{name}' is backed by {file or 'anonymous memory'}, and its home is {unit.home}"
     return None

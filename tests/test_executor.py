@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +71,7 @@ def streaming(path: Path, *, home: Home | None = None, **changes: object) -> Pla
     return plan_for(path, machine(GIB, GIB), overridden(layer, **changes), passes=2)
 
 
-@pytest.mark.parametrize("home", [Home.device, Home.pageable, Home.mapped])
+@pytest.mark.parametrize("home", [Home.device, Home.pageable, Home.mapped, Home.locked])
 def test_each_home_on_the_cpu_gives_the_plain_output_and_is_where_the_plan_says(checkpoint: Path, home: Home) -> None:
     pipeline = load(with_home(plan_for(checkpoint, machine(GIB)), home), checkpoint, Tower)
     assert torch.equal(output(pipeline), expected())
@@ -78,9 +79,9 @@ def test_each_home_on_the_cpu_gives_the_plain_output_and_is_where_the_plan_says(
     assert maps is not None
     for parameter in pipeline["model"].parameters():
         backed = maps.file_at(parameter.data_ptr())
-        assert (backed == str(checkpoint)) == (home is Home.mapped)
+        assert (backed == str(checkpoint)) == (home in (Home.mapped, Home.locked))
     owned = pipeline.machines["cpu"].memory().allocated_bytes
-    assert (owned == 0) == (home is Home.mapped)
+    assert (owned == 0) == (home in (Home.mapped, Home.locked))
 
 
 @pytest.mark.parametrize("home", [Home.pageable, Home.mapped])
@@ -269,6 +270,9 @@ def test_deleting_a_pipeline_frees_it_without_garbage_collection(checkpoint: Pat
     try:
         del pipeline
         assert module() is None
+        end = time.monotonic() + 10
+        while device.memory().allocated_bytes and time.monotonic() < end:
+            time.sleep(0.01)  # a copy that was begun ahead of use ends first
         assert device.memory().allocated_bytes == 0
     finally:
         gc.enable()
@@ -314,16 +318,6 @@ def test_a_component_without_a_class_asks_for_its_module(checkpoint: Path) -> No
     assert str(caught.value) == (
         "component 'model' does not say how it is built (library None)\n"
         "hint: build the module yourself, on the meta device, and give it: load(..., modules={name: module})"
-    )
-
-
-@pytest.mark.parametrize("home", [Home.pinned, Home.locked])
-def test_a_home_that_would_have_no_effect_is_refused(checkpoint: Path, home: Home) -> None:
-    with pytest.raises(ExecutionError) as caught:
-        load(with_home(plan_for(checkpoint, machine(GIB)), home), checkpoint, Tower)
-    assert str(caught.value) == (
-        f"component 'model': home {home} is not honoured by this version\n"
-        "hint: plan with homes device, pageable, mapped"
     )
 
 

@@ -112,11 +112,12 @@ def test_every_layer_is_copied_once_per_pass(checkpoint: Path) -> None:
     on = Watched()
     pipeline = load(checkpoint, on, plan(checkpoint))
     output(pipeline)
-    per_pass = len(on.copied_by)
     output(pipeline)
-    # The first layer of the second pass was read ahead at the end of the first one, and so on.
+    pipeline.release()
+    # The first layer of each next pass was read ahead at the end of the one before, that of the third in vain.
     tensors = len(list(pipeline["model"].get_submodule("blocks.0").parameters()))
-    assert len(on.copied_by) - per_pass == LAYERS * tensors
+    fixed = len(next(unit for unit in pipeline.components["model"].units if unit.prefix is None).source)
+    assert len(on.copied_by) == fixed + (2 * LAYERS + 1) * tensors
 
 
 def test_a_single_pass_reads_nothing_ahead_of_its_end(checkpoint: Path) -> None:

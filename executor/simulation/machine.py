@@ -1,8 +1,13 @@
 """The simulated accelerator as a machine of the executor."""
 
+import weakref
+from collections import deque
+
 import torch
 
+from ...plans.errors import ExecutionError
 from ..machine import Capabilities, MemoryFigures
+from ..pages import anonymous_pages
 from .device import SimulatedDevice
 
 
@@ -17,6 +22,8 @@ class SimulatedMachine:
 
     def __init__(self, simulated: SimulatedDevice, *, capabilities: Capabilities | None = None) -> None:
         self.simulated = simulated
+        self._pinned_bytes = 0
+        self._released: deque[int] = deque()
         self._capabilities = capabilities or Capabilities(pinned_memory=False, streams=True, unified=False)
 
     @property
@@ -36,6 +43,24 @@ class SimulatedMachine:
             DeviceMemoryError: the device does not have that many bytes left.
         """
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Give pages of the host that only count as page-locked.
+
+        Raises:
+            ExecutionError: pinned memory is not among its capabilities.
+        """
+        if not self._capabilities.pinned_memory:
+            raise ExecutionError(f"{self.device} has no pinned memory", hint="plan with home pageable or locked")
+        buffer = anonymous_pages(nbytes)
+        self._pinned_bytes += nbytes
+        weakref.finalize(buffer.untyped_storage(), self._released.append, nbytes).atexit = False
+        return buffer
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of live memory from `pinned`."""
+        return self._pinned_bytes - sum(self._released)
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write the host tensor `source` into `destination`; done when this returns."""

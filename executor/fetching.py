@@ -1,0 +1,122 @@
+"""The way of one component's units to its compute device: copied from their homes, or read from their files."""
+
+import threading
+from collections.abc import Iterable
+from functools import partial
+
+import torch
+
+from ..plans.document import Reader
+from ..plans.policy import Home
+from .layout import Layout, Stored
+from .machine import Machine
+from .mapping import FileMapping, Mappings
+from .pages import pages_of, tells_cached
+from .reads import FileReader
+from .transport import Place, Route, Transport, Weights, fill, packed_route, route_in_place
+from .units import Unit
+
+
+class Fetcher:
+    """Makes ready, and then fetches, what is not at home on the compute device.
+
+    Units at home `mapped` are read as the plan's staging says; all others are copied whole.
+
+    Args:
+        machine: the compute device.
+        stored: every tensor's file and entry.
+        mappings: the files.
+        reader: of the files of mapped units; null to copy them out of the mapping.
+    """
+
+    def __init__(self, machine: Machine, stored: Stored, mappings: Mappings, reader: FileReader | None) -> None:
+        self._notes: dict[str, None] = {}
+        self._machine = machine
+        self._stored = stored
+        self._mappings = mappings
+        self._transport = Transport(machine, reader) if reader else None
+        self._routes: dict[int, Route] = {}
+        self._counting = threading.Lock()
+        self._copied_bytes = 0
+
+    @property
+    def reader(self) -> Reader:
+        """How mapped units are read now."""
+        return self._transport.reader.reader if self._transport else Reader.mapping
+
+    @property
+    def read_bytes(self) -> dict[str, int]:
+        """What was read until now, by the way; blocks are counted whole."""
+        counts = {str(Reader.mapping): self._copied_bytes}
+        if self._transport:
+            counts |= {str(way): count for way, count in sorted(self._transport.reader.read_bytes.items())}
+        return counts
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read as the plan says."""
+        return (*self._notes, *(self._transport.reader.notes if self._transport else ()))
+
+    @property
+    def staging_bytes(self) -> int:
+        """What buffers on the host take during the component's phase."""
+        return self._transport.staging_bytes if self._transport else 0
+
+    def open(self) -> None:
+        """Make the buffers on the host."""
+        if self._transport:
+            self._transport.open()
+
+    def close(self) -> None:
+        """Give them back."""
+        if self._transport:
+            self._transport.close()
+
+    def slot_layout(self, unit: Unit) -> Layout:
+        """How a unit lies in a slot."""
+        return unit.layout if (route := self._route(unit)) is None else route.layout
+
+    def in_slot(self, unit: Unit, slot: torch.Tensor) -> Place:
+        """A unit's place in a slot."""
+        return self._place(unit, slot, self._route(unit))
+
+    def packed(self, unit: Unit, buffer: torch.Tensor) -> Place:
+        """A unit's place in a buffer that is as large as its packed layout."""
+        transport = self._transport if unit.home is Home.mapped else None
+        return self._place(
+            unit, buffer, packed_route(unit.layout, self._stored, staged=transport.staged) if transport else None
+        )
+
+    def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
+        if route is None or self._transport is None:
+            weights = unit.layout.views(buffer)
+            files = self._mappings.of(unit.source) if unit.home in (Home.mapped, Home.locked) else ()
+            return Place(weights=weights, fill=partial(self._copy, weights, unit, files))
+        paths = {read.path for read in route.reads}
+        cached = pages_of(unit.source.values()) if all(map(tells_cached, paths)) else ()
+        return self._transport.place(route, self._stored, buffer, cached)
+
+    def _route(self, unit: Unit) -> Route | None:
+        """The way into a slot; null for what is copied."""
+        if self._transport is None or unit.home is not Home.mapped:
+            return None
+        if id(unit) not in self._routes:
+            self._routes[id(unit)] = self._find_route(unit, self._transport)
+        return self._routes[id(unit)]
+
+    def _find_route(self, unit: Unit, transport: Transport) -> Route:
+        if not transport.staged:
+            if route := route_in_place(unit.layout, self._stored):
+                return route
+            note = "tensors do not lie at multiples of their dtypes' sizes in the file: read through the page cache"
+            self._notes[note] = None
+        return packed_route(unit.layout, self._stored, staged=transport.staged)
+
+    def _copy(self, weights: Weights, unit: Unit, files: Iterable[FileMapping]) -> None:
+        for file in files:
+            file.check()
+        fill(self._machine, weights, unit.source)
+        self._machine.synchronize()
+        if files:
+            with self._counting:
+                self._copied_bytes += sum(weight.nbytes for weight in weights.values())
