@@ -1,0 +1,38 @@
+"""The C library's heap, kept from holding on to memory that was freed.
+
+A plan counts the activations that are alive. As it comes, glibc raises the size from which a block is mapped by itself
+as it sees larger ones, up to 32 MiB. Smaller blocks share a heap that gives memory back from its end alone, and what is
+freed before the end stays charged to the process.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from ..plans.units import MIB
+
+MMAP_THRESHOLD_BYTES = MIB
+"""Blocks of this size or more are mapped by themselves, and given back when they are freed."""
+
+_OPTIONS = ((-3, MMAP_THRESHOLD_BYTES), (-1, 2 * MMAP_THRESHOLD_BYTES))
+"""M_MMAP_THRESHOLD, and M_TRIM_THRESHOLD at twice of it, the ratio that glibc itself keeps."""
+
+
+@cache
+def fix_heap() -> bool:
+    """Fix the thresholds of this process's heap, once and for good. Whether that was done.
+
+    Nothing is done where the C library is not glibc, or where the environment sets its heap up.
+    """
+    if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", {}) or chosen_by(os.environ):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(option, value) for option, value in _OPTIONS)
+
+
+def chosen_by(environment: Mapping[str, str]) -> bool:
+    """Whether an environment sets glibc's heap up, as `MALLOC_TRIM_THRESHOLD_` and `GLIBC_TUNABLES` do."""
+    return "glibc.malloc." in environment.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in environment
+    )
