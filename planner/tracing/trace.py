@@ -70,7 +70,7 @@ def trace_pipeline(
 
 
 def trace_component(component: Component, folder: Path, workload: Workload) -> Traced:
-    """Peak of live activation bytes and FLOPs of one pass at the workload's shapes.
+    """Peak of live activation bytes, buffers among them, and FLOPs of one pass at the workload's shapes.
 
     The class is built from its configuration alone and run on fake tensors of the CPU: what its kernels return is
     counted, the scratch memory inside them is not. All texts are taken to be padded, so a mask is made for them; a
@@ -107,12 +107,13 @@ def _run(
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         _make_fake(module, fake)
         live = LiveBytes([*module.parameters(), *module.buffers()])
+        buffer_bytes = sum(buffer.nbytes for buffer in module.buffers())
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops})
         with flops, _stack_flops(module, component, flops) as by_stack, live:
             planned = pass_of(module, workload, latents)
             _call(planned)
     traced = TracedActivations(
-        peak_bytes=live.peak,
+        peak_bytes=buffer_bytes + live.peak,
         flops=flops.get_total_flops(),
         layer_flops=tuple(StackFlops(stack=stack, flops=count) for stack, count in sorted(by_stack.items())),
     )
