@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from placewise.executor.heap import chosen_by
-from placewise.plans.units import MIB
+from placewise.executor.heap import chosen_by, leaves_little
+from placewise.plans.machine import Unmeasurable
+from placewise.plans.units import GIB, MIB
+
+from .questions import BARE, component_of, host_of, machine_of, plan_of, policy_of
 
 CODE = """
 import ctypes, sys
@@ -62,3 +65,19 @@ def test_the_environments_word_stands() -> None:
 )
 def test_which_environments_set_the_heap_up(environment: dict[str, str], *, chosen: bool) -> None:
     assert chosen_by(environment) == chosen
+
+
+@pytest.mark.parametrize(
+    ("host", "activations", "little"),
+    [(5 * GIB, None, True), (5 * GIB + 1, None, True), (5 * GIB + 2, None, False), (9 * GIB, 4 * GIB, True)],
+)
+def test_a_heap_is_fixed_where_gaps_may_exceed_what_is_left(
+    host: int, activations: int | None, *, little: bool
+) -> None:
+    """Of 3 GiB that are copied, and activations."""
+    part = component_of("encoder", fixed=3 * GIB + 2, activations=activations)
+    assert leaves_little(plan_of(machine_of(host), part, policy=policy_of("auto", **BARE))) == little
+
+
+def test_an_unknown_host_has_little() -> None:
+    assert leaves_little(plan_of(machine_of(host_of(Unmeasurable(why="not asked"))), component_of("encoder", fixed=1)))

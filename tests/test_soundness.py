@@ -39,7 +39,7 @@ GAPS = on_cpu(
 )
 """Activations of up to 32 MiB, which the C library's own thresholds keep in a heap with gaps."""
 
-HARDLY_CACHED = on_cpu(Part(name="model", width=2048, layers=3, words=12000, half=False), rows=512, host_percent=41)
+HARDLY_CACHED = on_cpu(Part(name="model", width=2048, layers=3, words=2000, half=False), rows=512, host_percent=61)
 """Weights that stay mapped while a copy of some would fit, were the page cache spent on it."""
 
 
