@@ -8,10 +8,6 @@ change that its refusal names, and that plan is run on the true memory.
 """
 
 import argparse
-import datetime
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,10 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from multiprocessing import get_context
 
-import psutil
 import torch
 from placewise.plans.units import GIB, MIB, format_bytes
 
+from .header import print_header
 from .soundness_cases import Case, draw_cases
 from .soundness_run import ENDS, Result, bare_bytes, run_and_retry
 
@@ -165,21 +161,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time; each computes with one thread")
     chosen = parser.parse_args()
+    print_header("Soundness", f"python -m benchmarks.soundness --count {chosen.count} --seed {chosen.seed}")
     started = time.perf_counter()
     _one_thread()
     bare = bare_bytes()
     results = run_cases(draw_cases(chosen.count, chosen.seed), chosen.jobs, bare)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    print(f"# Soundness, {datetime.datetime.now(tz=datetime.UTC).date()}\n")
-    print(
-        f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores, "
-        f"{format_bytes(psutil.virtual_memory().total)}, Python {platform.python_version()}, "
-        f"torch {metadata.version('torch')}, Hypothesis {metadata.version('hypothesis')}; commit {commit};"
-    )
-    print(f"`python -m benchmarks.soundness --count {chosen.count} --seed {chosen.seed}`,", end=" ")
-    print(f"{time.perf_counter() - started:.0f} s.\n")
+    print(f"Hypothesis {metadata.version('hypothesis')}; {time.perf_counter() - started:.0f} s.\n")
     print(report_of(results, bare))
 
 

@@ -172,11 +172,11 @@ def prepare(case: Case, root: Path, bare_bytes: int) -> Prepared:
 
 
 def _run_plainly(module: torch.nn.Module, part: Part, rows: int) -> tuple[str, int]:
-    """The checksum of the output, and the most activation bytes that were alive at once."""
+    """The checksum of the output, and the most activation bytes alive at once, with buffers as a trace has them."""
     live = LiveBytes([*module.parameters(), *module.buffers()])
     with torch.no_grad(), live:
         output = module(inputs_of(part, rows))
-    return digest_of(output), live.peak
+    return digest_of(output), live.peak + sum(buffer.nbytes for buffer in module.buffers())
 
 
 def _drop_pages(path: Path) -> None:

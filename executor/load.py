@@ -15,6 +15,7 @@ from ..plans.errors import DriftError, RefusedError
 from ..plans.pipeline import Component
 from .component import LoadedComponent, load_component
 from .dtypes import torch_layout
+from .heap import fix_heap, leaves_little
 from .machine import Machine
 from .machines import CPU, open_machines
 from .resident import Resident
@@ -78,6 +79,8 @@ def load_plan(
 ) -> LoadedPipeline:
     """Build and bind every component as the plan says, and check that each unit got its home.
 
+    On a host with little to spare glibc's heap is fixed for the whole process (`executor.heap`).
+
     Args:
         plan: one that fits.
         root: the model's folder, which the plan's paths start from; a bare file's own folder.
@@ -94,6 +97,8 @@ def load_plan(
     if isinstance(plan.verdict, Refused):
         raise RefusedError("the plan is refused: nothing fits", hint="`placewise show` prints the causes")
     started = time.perf_counter()
+    if leaves_little(plan):
+        fix_heap()
     opened = open_machines(plan, machines or {})
     stage = _Stage()
     by_name = {component.name: component for component in plan.pipeline.components}

@@ -1,13 +1,14 @@
 """Modules from their own configuration, without weights: parameters on meta, buffers computed as the class does."""
 
 import importlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..plans.errors import ExecutionError
 from ..plans.pipeline import Component
@@ -74,9 +75,26 @@ def parameters_on_meta() -> Generator[None]:
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
-        yield
+        with _NoFills():
+            yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+_FILLS = frozenset(("normal_", "kaiming_normal_", "log_normal_", "exponential_", "cauchy_"))
+"""Methods of tensors and functions of torch.nn.init, by name, that fill their first argument."""
+
+
+class _NoFills(TorchFunctionMode):
+    """Leaves out random fills on meta for which torch would first import 68 MiB of compilers and symbolic algebra."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", None) in _FILLS and (filled := [*args, *kwargs.values()][0]).is_meta:
+            return filled
+        return func(*args, **kwargs)
 
 
 @contextmanager

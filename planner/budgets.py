@@ -3,15 +3,25 @@
 Two axes are parts of the host: what may be page-locked for a device's copies, and what this process may lock.
 """
 
+from collections.abc import Iterable
+
 from ..plans.document import Budget
 from ..plans.machine import Machine, Measured, MemoryKind
+from ..plans.pipeline import Component, known_peak_bytes
 from ..plans.policy import Home, Policy
+from ..plans.units import MIB
 from ..policies.admission import pins
 
 HOST, PINNED, LOCKED = "host", Home.pinned.value, Home.locked.value
 
 _MOST = 1 << 62
 """More than any machine has: cgroups mean no limit by it."""
+
+LEAST_RESERVE_BYTES = 24 * MIB
+"""What a small host's share is raised to: kernels' scratch memory, Python's growth, the pages of a file being read."""
+
+LEAST_MAPPED_RESERVE_BYTES = 48 * MIB
+"""The same where weights may stay mapped: with less page cache a process starves on read-ahead, or is killed."""
 
 
 def axis_of(device: str, machine: Machine) -> str:
@@ -22,10 +32,11 @@ def axis_of(device: str, machine: Machine) -> str:
     return HOST
 
 
-def budgets_of(machine: Machine, policy: Policy, *, ranks: int = 1) -> dict[str, Budget]:
+def budgets_of(machine: Machine, policy: Policy, *, copied_bytes: int, ranks: int = 1) -> dict[str, Budget]:
     """The budget of every axis: the host's, and one per device with memory of its own.
 
     Ranks on one host share it: what is usable is divided among their hard bytes. Mapped pages are shared as they are.
+    `copied_bytes` are those of a rank that leaves nothing mapped.
     """
     host = machine.host.available
     available = host.value if isinstance(host, Measured) else None
@@ -33,57 +44,73 @@ def budgets_of(machine: Machine, policy: Policy, *, ranks: int = 1) -> dict[str,
         # One pool, two figures for it: the smaller one is safe.
         if accelerator.memory is MemoryKind.unified and isinstance(accelerator.free, Measured):
             available = min(available, accelerator.free.value) if available is not None else accelerator.free.value
-    budgets = {HOST: _budget(HOST, available, policy, ranks)}
+    budgets = {HOST: _budget(HOST, available, policy, copied_bytes, ranks)}
     if any(map(pins, machine.accelerators)):
-        budgets[PINNED] = _budget(PINNED, available, policy, ranks)
+        budgets[PINNED] = _budget(PINNED, available, policy, 0, ranks)
     if isinstance(machine.host.memlock, Measured):
         # The limit is each process's own, and so is the locking, though the pages are shared.
-        budgets[LOCKED] = _budget(LOCKED, machine.host.memlock.value, policy, 1)
+        budgets[LOCKED] = _budget(LOCKED, machine.host.memlock.value, policy, 0, 1)
     for accelerator in machine.accelerators:
         if accelerator.memory is MemoryKind.separate:
             free = accelerator.free.value if isinstance(accelerator.free, Measured) else None
-            budgets[accelerator.device] = _budget(accelerator.device, free, policy, 1)
+            budgets[accelerator.device] = _budget(accelerator.device, free, policy, 0, 1)
     return budgets
 
 
-def usable_bytes(axis: str, available: int, policy: Policy, ranks: int = 1) -> int:
+def copied_bytes_of(components: Iterable[Component]) -> int:
+    """What the host holds of components, all their weights copied there, and the most that a pass adds."""
+    components = tuple(components)
+    fixed = sum(component.fixed_packed_bytes for component in components)
+    sizes = (size for component in components for stack in component.stacks for size in stack.sizes)
+    layers = sum(size.packed_bytes * (size.layers[1] - size.layers[0]) for size in sizes)
+    return fixed + layers + max((known_peak_bytes(part.activations) or 0 for part in components), default=0)
+
+
+def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:
     """The most that one rank may spend. A host copy of `available - reserve` bytes does not fit: one byte less does."""
-    reserve = reserve_bytes(axis, available, policy)
-    return max(0, available - reserve - (1 if axis == HOST else 0)) // (ranks if axis in (HOST, PINNED) else 1)
+    left = available - reserve_bytes(axis, available, policy, copied_bytes, ranks)
+    return max(0, left - (1 if axis == HOST else 0)) // (ranks if axis in (HOST, PINNED) else 1)
 
 
-def reserve_bytes(axis: str, available: int, policy: Policy) -> int:
-    """What is kept free of an axis."""
-    if axis == HOST:
-        return min(policy.reserve_bytes, available * policy.reserve_max_percent // 100)
+def reserve_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:
+    """What is kept free of an axis: more of a small host where `copied_bytes` do not fit, and weights stay mapped."""
     if axis == PINNED:
         return available - available * policy.pinned_max_percent // 100
     if axis == LOCKED:
         return 0
-    return min(policy.device_reserve_bytes, available * policy.device_reserve_max_percent // 100)
+    if axis != HOST:
+        return min(policy.device_reserve_bytes, available * policy.device_reserve_max_percent // 100)
+    share = available * policy.reserve_max_percent // 100
+    least, mapped = (
+        min(available, policy.reserve_bytes, max(share, floor))
+        for floor in (LEAST_RESERVE_BYTES, LEAST_MAPPED_RESERVE_BYTES)
+    )
+    return least if copied_bytes * ranks < available - least else mapped
 
 
-def available_for(axis: str, need: int, policy: Policy, ranks: int = 1) -> int:
-    """The least available bytes of an axis with which each rank may spend `need` bytes.
+def available_for(axis: str, need: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:
+    """The least available bytes of an axis with which each rank may spend `need` bytes, if the policy lets it at all.
 
-    For the pinned axis they are the host's. A policy that pins nothing has no such figure: then the most is given.
+    Those of the pinned axis are the host's.
     """
     if need == 0:
         return 0
     low, high = need, _MOST
     while low < high:
         middle = (low + high) // 2
-        if usable_bytes(axis, middle, policy, ranks) >= need:
+        if usable_bytes(axis, middle, policy, copied_bytes, ranks) >= need:
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _budget(axis: str, available: int | None, policy: Policy, ranks: int) -> Budget:
+def _budget(axis: str, available: int | None, policy: Policy, copied_bytes: int, ranks: int) -> Budget:
+    if available is None:
+        return Budget(axis=axis, available_bytes=None, reserve_bytes=0, usable_bytes=0)
     return Budget(
         axis=axis,
         available_bytes=available,
-        reserve_bytes=0 if available is None else reserve_bytes(axis, available, policy),
-        usable_bytes=0 if available is None else usable_bytes(axis, available, policy, ranks),
+        reserve_bytes=reserve_bytes(axis, available, policy, copied_bytes, ranks),
+        usable_bytes=usable_bytes(axis, available, policy, copied_bytes, ranks),
     )

@@ -94,7 +94,7 @@ def _check_slots(placement: Placement, component: Component) -> None:
     streamed = {unit for segment in placement.segments if segment.hold == "layer" for unit in _units(segment)}
     in_blocks = placement.compute_device == "cpu" and placement.staging.reader != "mapping"
     largest = max(
-        _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else size.packed_bytes
+        max(size.packed_bytes, _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else 0)
         for stack in component.stacks
         for size in stack.sizes
         if any((stack.name, layer) in streamed for layer in range(*size.layers))

@@ -8,7 +8,7 @@ from ..plans.pipeline import Pipeline, UnknownActivations, Workload, known_peak_
 from ..plans.policy import Policy
 from ..policies.admission import broken_rules
 from ..policies.selectors import resolve_overrides
-from .budgets import available_for, budgets_of
+from .budgets import available_for, budgets_of, copied_bytes_of
 from .checker import check_plan
 from .draft import Ledger, draft_of, ledger_of
 from .explain import decisions_of
@@ -35,7 +35,8 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
         InputError: the data flow has a cycle, an override matches nothing, or the policy names an unknown rule.
     """
     pipeline, policy = _in_phase_order(pipeline), _in_order(policy)
-    budgets = budgets_of(machine, policy, ranks=workload.ranks)
+    copied_bytes = copied_bytes_of(pipeline.components)
+    budgets = budgets_of(machine, policy, copied_bytes=copied_bytes, ranks=workload.ranks)
     wishes = resolve_overrides(policy, pipeline)
     broken = broken_rules(pipeline, machine, policy)
     placed = () if broken else pipeline.components
@@ -57,7 +58,9 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
     verdict: Verdict = (
         Fits(confidence=_confidence(pipeline, found), margin_bytes=margins(ledger))
         if fits
-        else Refused(short=found.short, broken=broken, nearest=_nearest(found.short, policy, workload.ranks))
+        else Refused(
+            short=found.short, broken=broken, nearest=_nearest(found.short, policy, copied_bytes, workload.ranks)
+        )
     )
     plan = seal(
         Plan(
@@ -107,9 +110,12 @@ def _confidence(pipeline: Pipeline, found: Found) -> Confidence:
     return Confidence.calibrated if found.timed else Confidence.bytes_only
 
 
-def _nearest(short: tuple[Short, ...], policy: Policy, ranks: int) -> tuple[Change, ...]:
+def _nearest(short: tuple[Short, ...], policy: Policy, copied_bytes: int, ranks: int) -> tuple[Change, ...]:
     return tuple(
-        Change(axis=cause.axis, to_available_bytes=available_for(cause.axis, cause.need_bytes, policy, ranks))
+        Change(
+            axis=cause.axis,
+            to_available_bytes=available_for(cause.axis, cause.need_bytes, policy, copied_bytes, ranks),
+        )
         for cause in short
     )
 

@@ -276,7 +276,8 @@ def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -
         wish = wishes.of(component.name, stack.name)
         for size in stack.sizes:
             stored, packed = size.layer_bytes, size.packed_bytes
-            slot = slot_bytes_for_reads(stored, stack.extents) if on_cpu and reads else packed
+            # Where a file's layout does not serve, layers are packed into their slots after all.
+            slot = max(packed, slot_bytes_for_reads(stored, stack.extents)) if on_cpu and reads else packed
             home, hold = _first_fate(stack.name, packed, wish, on_cpu=on_cpu)
             for layer in range(*size.layers):
                 yield Unit(

@@ -121,9 +121,10 @@ class ChunkedPeak(Record):
 class TracedActivations(Record):
     """Counted in one pass on tensors without data, at the workload's shapes.
 
-    `peak_bytes` is the most that is alive at once: inputs, outputs and all between them, parameters and buffers
-    excluded, and without the scratch memory inside kernels. `flops` counts matrix products, convolutions and
-    attention, a multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
+    `peak_bytes` is the most that is alive at once: inputs, outputs and all between them, and the module's own buffers,
+    which are copied to where it computes; without parameters and the scratch memory inside kernels. Buffers stay after
+    the pass, and those of other components are not in it. `flops` counts matrix products, convolutions and attention, a
+    multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
     `row_flops` is the part of it in matrix products, by their rows. Where a request's later passes take fewer
     tokens than its first, as those of a model that generates, `later_row_flops` is theirs; else it is empty.
     `chunked` has the peaks of chunked passes that were traced too, of fewer tokens at a time first.

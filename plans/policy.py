@@ -51,6 +51,8 @@ class Override(Record):
 class Policy(Record):
     """The policy in force. A reserve is the smaller of its bytes and its share of what is available.
 
+    A small host's share is raised to what a process takes beyond its plan, which the bytes still bound.
+
     `pinned_max_percent` is the share of the host's available memory that may be page-locked for a device's copies.
 
     `slots` and `prefetch_layers` are wishes: the plan's staging says what was granted.

@@ -104,12 +104,25 @@ def usable(plan: Plan, axis: str) -> int:
     assert found is not None
     policy = plan.policy
     if axis == "host":
-        return max(0, found - min(policy.reserve_bytes, found * policy.reserve_max_percent // 100) - 1)
+        return max(0, found - _host_reserve(plan, found) - 1)
     if axis == "pinned":
         return found * policy.pinned_max_percent // 100
     if axis == "locked":
         return found
     return found - min(policy.device_reserve_bytes, found * policy.device_reserve_max_percent // 100)
+
+
+def _host_reserve(plan: Plan, found: int) -> int:
+    """On a small host 24 MiB, or 48 where the whole pipeline as copies does not fit; no more than the policy's."""
+    whole = max(_activations(plan, part.name) for part in plan.pipeline.components)
+    whole += sum(packed for part in plan.pipeline.components for _, packed in unit_sizes(part).values())
+    reserve = 0
+    for least in (24 << 20, 48 << 20):
+        reserve = max(least, found * plan.policy.reserve_max_percent // 100)
+        reserve = min(reserve, plan.policy.reserve_bytes, found)
+        if found - reserve - 1 >= whole * plan.workload.ranks:
+            break
+    return reserve
 
 
 def home_was_asked(plan: Plan, unit: Resident) -> bool:

@@ -97,7 +97,7 @@ def sizes_near(draw: st.DrawFn, pipeline: Pipeline) -> int:
     given = [c.activations.peak_bytes for c in pipeline.components if c.activations.kind == "given"]
     some = draw(st.lists(st.sampled_from(units), max_size=8)) if units else []
     step = draw(st.sampled_from([-64, -1, 0, 1, 64]))
-    reserve = draw(st.sampled_from([0, GIB, 4 * GIB, sum(some) // 4, sum(some) // 9]))
+    reserve = draw(st.sampled_from([0, 24 << 20, 48 << 20, GIB, 4 * GIB, sum(some) // 4, sum(some) // 9]))
     activated = draw(st.sampled_from([0, *given]))
     return max(0, draw(st.sampled_from([sum(some), sum(units)])) + activated + reserve + step)
 

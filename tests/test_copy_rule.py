@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from placewise.plans.document import Plan
 from placewise.plans.machine import Machine, Unmeasurable
+from placewise.plans.units import MIB
 
 from .hosts import HostTree, Use, v2_tree
 from .questions import (
@@ -93,6 +94,20 @@ def test_the_reserve_is_at_most_a_fifth_of_a_small_host(available: int, reserve:
     plan = encoder_on(available, available - reserve - 1)
     assert is_copied(plan)
     assert plan.budgets[0].reserve_bytes == reserve
+
+
+@pytest.mark.parametrize("available", [25 * MIB, 60 * MIB, 119 * MIB])
+def test_a_small_host_keeps_24_mib_or_48_where_weights_stay_mapped(available: int) -> None:
+    for size, reserve in ((available - 24 * MIB - 1, 24 * MIB), (available - 24 * MIB, min(available, 48 * MIB))):
+        plan = encoder_on(available, size)
+        assert is_copied(plan) == (reserve == 24 * MIB)
+        assert plan.budgets[0].reserve_bytes == reserve
+        assert plan.budgets[0].usable_bytes == max(0, available - reserve - 1)
+
+
+def test_a_reserve_that_was_asked_for_is_not_raised() -> None:
+    part = component_of("encoder", fixed=MIB)
+    assert is_copied(plan_of(machine_of(MIB + 2), part, policy=policy_of(reserve_bytes=1, reserve_max_percent=100)))
 
 
 def test_a_cgroups_cap_decides(tmp_path: Path) -> None:

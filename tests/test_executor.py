@@ -2,6 +2,9 @@
 
 import gc
 import hashlib
+import os
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -136,6 +139,13 @@ def test_a_layer_that_is_tied_to_another_is_there_whenever_either_runs(tmp_path:
     path = save(build(make), tmp_path / "model.safetensors")
     pipeline = load(streaming(path), path, make)
     assert torch.equal(output(pipeline), build(make)(IDS))
+
+
+def test_building_on_meta_imports_no_compiler() -> None:
+    """Random fills on meta would: 68 MiB of a small host."""
+    code = "import sys; from placewise.tests.modules import *; on_meta(Tower); sys.exit('torch._dynamo' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / ".src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 
 def test_transient_buffers_are_computed_and_nothing_is_left_on_meta(checkpoint: Path) -> None:

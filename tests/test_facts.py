@@ -1,12 +1,20 @@
 """What a pipeline and a machine must not say: sizes that are missing or impossible, names that stand for two things."""
 
+import sys
+from pathlib import Path
+
 import pytest
+import torch  # noqa: F401  # A process that has imported it is measured as it is.
+from placewise.planner.measuring.facts import measure_machine
+from placewise.planner.measuring.host import Memory
 from placewise.plans.codec import explain_validation
 from placewise.plans.machine import Machine
 from placewise.plans.pipeline import LayerSize, Pipeline, Stack
+from placewise.plans.units import MIB
 from pydantic import ValidationError
 
-from .questions import component_of, cuda, machine_of, stack_of
+from .hosts import available
+from .questions import GIB, component_of, cuda, machine_of, stack_of
 
 
 def size_of(start: int, stop: int) -> LayerSize:
@@ -61,3 +69,15 @@ def test_a_device_by_the_name_of_another_axis(device: str) -> None:
     with pytest.raises(ValidationError) as caught:
         Machine(host=machine_of(0).host, accelerators=(cuda(1), taken))
     assert explain_validation(caught.value) == f"Value error, the device name '{device}' is taken in 'the document'"
+
+
+def test_what_importing_torch_takes_is_not_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1 GiB that a cgroup leaves."""
+    monkeypatch.setattr(
+        "placewise.planner.measuring.host.read_memory", lambda: Memory(total_bytes=GIB, available_bytes=GIB)
+    )
+    imported = measure_machine(root=tmp_path, accelerators=False).host
+    monkeypatch.delitem(sys.modules, "torch")
+    before = measure_machine(root=tmp_path, accelerators=False).host
+    assert (available(imported), available(before)) == (GIB, GIB - 130 * MIB)
+    assert set(before.notes) - set(imported.notes) == {"130 MiB of the host are kept for importing torch"}

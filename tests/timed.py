@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from placewise.planner.budgets import budgets_of
+from placewise.planner.budgets import budgets_of, copied_bytes_of
 from placewise.planner.costs import costs_of, total_cost
 from placewise.planner.draft import Ledger, Seat, draft_of, ledger_of
 from placewise.planner.fates import fates_of
@@ -100,4 +100,6 @@ def _ledger(case: Case) -> Ledger:
         draft_of(component, Seat(device=device), case.machine, wishes, rates, ranks)
         for component in sorted(case.pipeline.components, key=lambda component: component.name)
     )
-    return ledger_of(tuple(drafts), budgets_of(case.machine, case.policy, ranks=ranks), ranks)
+    copied = copied_bytes_of(case.pipeline.components)
+    budgets = budgets_of(case.machine, case.policy, copied_bytes=copied, ranks=ranks)
+    return ledger_of(tuple(drafts), budgets, ranks)

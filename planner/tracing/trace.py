@@ -83,7 +83,7 @@ def trace_pipeline(
 
 
 def trace_component(component: Component, folder: Path, workload: Workload) -> Traced:
-    """Peak of live activation bytes and FLOPs of one pass at the workload's shapes.
+    """Peak of live activation bytes, buffers among them, and FLOPs of one pass at the workload's shapes.
 
     The class is built from its configuration alone and run on fake tensors of the CPU: what its kernels return is
     counted, the scratch memory inside them is not. All texts are taken to be padded, so a mask is made for them; a
@@ -122,6 +122,8 @@ def _run(
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         _make_fake(module, fake)
         live = LiveBytes([*module.parameters(), *module.buffers()])
+        # Buffers are copied to where the module computes, whatever the plan.
+        live.live += sum(buffer.nbytes for buffer in module.buffers())
         rows = RowCounter()
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
         with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:

@@ -1,0 +1,53 @@
+"""The C library's heap, kept from holding on to memory that was freed.
+
+A plan counts the activations that are alive. As it comes, glibc raises the size from which a block is mapped by itself
+as it sees larger ones, up to 32 MiB. Smaller blocks share a heap that gives memory back from its end alone, and what is
+freed before the end stays charged to the process.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from functools import cache
+
+from ..plans.document import Plan
+from ..plans.pipeline import known_peak_bytes
+from ..plans.units import GIB, MIB
+
+MMAP_THRESHOLD_BYTES = MIB
+"""Blocks of this size or more are mapped by themselves, and given back when they are freed."""
+
+AMPLE_BYTES = 2 * GIB
+"""A host with so much left over can bear the gaps, and is spared the page faults of a fresh mapping for each tensor."""
+
+_OPTIONS = ((-3, MMAP_THRESHOLD_BYTES), (-1, 2 * MMAP_THRESHOLD_BYTES))
+"""M_MMAP_THRESHOLD, and M_TRIM_THRESHOLD at twice of it, the ratio that glibc itself keeps."""
+
+
+def leaves_little(plan: Plan) -> bool:
+    """Whether gaps in the heap may be more than a plan leaves of the host, the reserve included; where unknown, yes."""
+    (available,) = (budget.available_bytes for budget in plan.budgets if budget.axis == "host")
+    if available is None:
+        return True
+    peak = max((phase.predicted.peak_bytes.get("host") or 0 for phase in plan.phases), default=0)
+    activations = max((known_peak_bytes(part.activations) or 0 for part in plan.pipeline.components), default=0)
+    return available - plan.workload.ranks * peak < max(AMPLE_BYTES, plan.workload.ranks * activations)
+
+
+@cache
+def fix_heap() -> bool:
+    """Fix the thresholds of this process's heap, once and for good. Whether that was done.
+
+    Nothing is done where the C library is not glibc, or where the environment sets its heap up.
+    """
+    if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", {}) or chosen_by(os.environ):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(option, value) for option, value in _OPTIONS)
+
+
+def chosen_by(environment: Mapping[str, str]) -> bool:
+    """Whether an environment sets glibc's heap up, as `MALLOC_TRIM_THRESHOLD_` and `GLIBC_TUNABLES` do."""
+    return "glibc.malloc." in environment.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in environment
+    )
