@@ -26,6 +26,8 @@ ON_CPU: tuple[Fate, ...] = (
     (Home.locked, Hold.always),
     (Home.mapped, Hold.layer),
     (Home.pageable, Hold.layer),
+    (Home.locked, Hold.layer),
+    (Home.mapped, Hold.phase),
 )
 ON_DEVICE: tuple[Fate, ...] = (
     (Home.device, Hold.always),
