@@ -117,18 +117,22 @@ def begin(found: Running) -> Pass:
 
 
 def best_variant(name: str, start: Callable[[str], AbstractContextManager[Running]]) -> tuple[str | None, list[str]]:
-    """The variant whose first turn is the shortest, null if none survives; and what became of each."""
+    """The variant with the shortest of two turns, null if none survives; and what became of each.
+
+    Where there is only one, it is not tried.
+    """
+    variants = CONTENDERS[name].variants
+    if len(variants) == 1:
+        return variants[0], []
     seconds: dict[str, float] = {}
     fates: list[str] = []
-    for variant in CONTENDERS[name].variants:
+    for variant in variants:
         with start(variant) as found:
             try:
-                seconds[variant] = begin(found).seconds
-                if variant:
-                    fates.append(f"{found.title}: {seconds[variant]:.2f} s in a first turn.")
+                seconds[variant] = min(begin(found).seconds, found.turn().seconds)
+                fates.append(f"{found.title}: {seconds[variant]:.2f} s, the shorter of two turns.")
             except EndedError as error:
                 fates.append(f"{found.title}: {error}.")
-                say(fates[-1])
     return min(seconds, key=seconds.__getitem__, default=None), fates
 
 
