@@ -54,19 +54,23 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def disk_rates(model: Path, number: int) -> list[float]:
-    """Bytes per second by each of `WAYS`, each of a region of its own: in the next round the regions are the next."""
+    """Bytes per second by each of `WAYS`, each of a region of its own: in the next round the regions are the next.
+
+    Another way is the first in each round, for a disk may be faster after a rest.
+    """
     with open_sources(model, least_bytes=_REGION_BYTES, temporary_bytes=0) as sources:
         regions = cycle(
             Region(source=source, offset=offset, length=_REGION_BYTES)
             for source in sources.files
             for offset in range(0, source.size_bytes - _REGION_BYTES + 1, _REGION_BYTES)
         )
-        rates: list[float] = []
-        for way, region in zip(WAYS, islice(regions, number * len(WAYS), None), strict=False):
+        first = number % len(WAYS)
+        rates: dict[Way, float] = {}
+        for way, region in zip((*WAYS[first:], *WAYS[:first]), islice(regions, number * len(WAYS), None), strict=False):
             if region.source.direct is None:
                 raise SystemExit(f"{model}: the file system refuses direct reads")
-            rates.append(timed_read(way, region, region.source.direct, limit_s=60).bytes_per_s)
-        return rates
+            rates[way] = timed_read(way, region, region.source.direct, limit_s=60).bytes_per_s
+        return [rates[way] for way in WAYS]
 
 
 def take_turns(field: list[Running], model: Path, rounds: int) -> list[list[float]]:
