@@ -9,7 +9,6 @@ half times the weights, and a device between a fiftieth and one and a half times
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +20,8 @@ from placewise.plans.record import Record
 from placewise.plans.units import MIB
 from placewise.policies.presets import PRESETS
 from placewise.tests.modules import Tower, build, save
+
+from .checkpoints import drop_pages
 
 LARGEST_PART_BYTES = 160 * MIB
 NAMES = ("text_encoder", "transformer")
@@ -153,7 +154,7 @@ def prepare(case: Case, root: Path, bare_bytes: int) -> Prepared:
     for part in case.parts:
         module = build(part.make)
         path = save(module, root / ("" if part.name == "model" else part.name) / "model.safetensors")
-        _drop_pages(path)
+        drop_pages(path)
         weight_bytes += path.stat().st_size
         digests[part.name], activations[part.name] = _run_plainly(module, part, case.rows)
     if len(case.parts) > 1:
@@ -177,9 +178,3 @@ def _run_plainly(module: torch.nn.Module, part: Part, rows: int) -> tuple[str, i
     with torch.no_grad(), live:
         output = module(inputs_of(part, rows))
     return digest_of(output), live.peak + sum(buffer.nbytes for buffer in module.buffers())
-
-
-def _drop_pages(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 _V1 = Path("/sys/fs/cgroup/memory")
 _V2 = Path("/sys/fs/cgroup")
@@ -37,13 +38,25 @@ class MemoryGroup:
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end with captured text output. A kill by the kernel shows as return code -9."""
         return subprocess.run(
-            ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *argv],
+            self._entering(argv),
             capture_output=True,
             text=True,
             timeout=timeout,
             cwd=cwd,
             env=None if env is None else dict(env),
             check=False,
+        )
+
+    def start(self, argv: Sequence[str], *, stderr: IO[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a process that is talked with through pipes. It ends with the group at the latest."""
+        return subprocess.Popen(
+            self._entering(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=_REPOSITORY,
+            env=dict(env),
         )
 
     def python(self, code: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -55,6 +68,11 @@ class MemoryGroup:
         """The lines of memory.stat."""
         return _pairs(self.folder / "memory.stat")
 
+    def hard_bytes(self) -> int:
+        """Anonymous and locked bytes: what the kernel cannot drop. Anonymous bytes that are locked count twice."""
+        stat = self.stat()
+        return stat["rss" if _is_v1(self.folder) else "anon"] + stat["unevictable"]
+
     def peak_bytes(self) -> int:
         """The most that was ever charged at once. v2 tells this from Linux 5.19 on."""
         file = self.folder / ("memory.max_usage_in_bytes" if _is_v1(self.folder) else "memory.peak")
@@ -64,6 +82,9 @@ class MemoryGroup:
         """How many processes the kernel killed here for want of memory."""
         file = self.folder / ("memory.oom_control" if _is_v1(self.folder) else "memory.events")
         return _pairs(file)["oom_kill"]
+
+    def _entering(self, argv: Sequence[str]) -> list[str]:
+        return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *argv]
 
 
 @contextlib.contextmanager
