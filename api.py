@@ -58,6 +58,7 @@ def plan(
     workload: Workload | None = None,
     passes: Mapping[str, int] | None = None,
     activation_bytes: Mapping[str, int] | None = None,
+    trace: bool = False,
 ) -> Plan:
     """Plan a model on a machine. Nothing is loaded; a plan that does not fit comes back with the verdict `refused`.
 
@@ -68,13 +69,19 @@ def plan(
         workload: what one request asks.
         passes: forwards per request, by component, where the workload does not say it.
         activation_bytes: peak live activation bytes of one pass, by component, where they are known.
+        trace: count activations and operations of the others on tensors without data; imports torch, takes seconds.
 
     Raises:
         InputError: the model cannot be read, or an argument names something that is not there.
     """
-    workload = workload or Workload()
+    workload, path = workload or Workload(), Path(model)
+    pipeline = read_pipeline(path, workload=workload, passes=passes, activation_bytes=activation_bytes)
+    if trace:
+        from .planner.tracing.trace import trace_pipeline
+
+        pipeline = trace_pipeline(pipeline, path if path.is_dir() else path.parent, workload)
     return compile_plan(
-        read_pipeline(Path(model), workload=workload, passes=passes, activation_bytes=activation_bytes),
+        pipeline,
         machine or measure(model),
         load_preset(policy) if isinstance(policy, str) else policy,
         workload,

