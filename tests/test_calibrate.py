@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from placewise.planner.calibrating.calibrate import calibrate, given_calibration
 from placewise.planner.calibrating.compute import here, measure_copy, measure_links, measure_products
+from placewise.planner.calibrating.effort import USUAL
 from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.plans.calibration import ReadMode
 from placewise.plans.calibration_text import print_calibration
 from placewise.plans.errors import InputError
 from placewise.plans.machine import Disk
-from placewise.plans.units import MIB
+from placewise.plans.units import GIB, MIB
 from rich.console import Console
 
 from .disks import LITTLE, dense, on_a_disk, sparse
@@ -176,3 +177,10 @@ def _on(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
         return disk
 
     monkeypatch.setattr("placewise.planner.calibrating.calibrate.disk_of", answer)
+
+
+def test_a_small_host_is_measured_with_little_memory() -> None:
+    effort = USUAL.within(64 * MIB)
+    assert effort.copy_bytes == 8 * MIB
+    assert effort.chunk_bytes == (MIB,)
+    assert USUAL.within(64 * GIB) == USUAL

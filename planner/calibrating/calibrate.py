@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
 from ...plans.errors import InputError
-from ...plans.machine import Accelerator, Disk, Machine
+from ...plans.machine import Accelerator, Disk, Machine, Measured
 from ...plans.units import MIB
 from ...policies.admission import CPU
 from ..measuring.disk import disk_of
@@ -55,6 +55,8 @@ def calibrate(
     machine = Machine(host=measure_host(), accelerators=accelerators, disk=disk_of(model))
     fingerprint = fingerprint_of(machine, model)
     files = checkpoint_files(model)
+    available = machine.host.available
+    effort = effort.within(available.value) if isinstance(available, Measured) else effort
     disks, disk_notes = _measure_disk(
         model, machine.disk, effort, scratch, lambda part: told("disk", _DISK_SHARE * part)
     )

@@ -1,6 +1,6 @@
 """How much a calibration reads, copies and computes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...plans.units import MIB
 
@@ -36,6 +36,12 @@ class Effort:
     rows: tuple[int, ...] = (1, 8, 64, 512)
     compute_s: float = 0.2
     repeats: int = 3
+
+    def within(self, available_bytes: int) -> "Effort":
+        """The same with no more memory at once than a host has to spare: it must not be killed for being measured."""
+        copy_bytes = min(self.copy_bytes, max(MIB, available_bytes // 8))
+        fitting = (chunk for chunk in self.chunk_bytes if chunk * max(self.depths) <= available_bytes // 4)
+        return replace(self, copy_bytes=copy_bytes, chunk_bytes=tuple(fitting) or self.chunk_bytes[:1])
 
 
 USUAL = Effort()
