@@ -196,7 +196,7 @@ ACROSS_TOKENS: dict[str, Step] = {
     "length": lambda _, y: y * len(y),
     "norm of two": lambda _, y: F.layer_norm(y, (3, 4 * WIDTH)),
     "chunks": lambda _, y: torch.cat(y.chunk(2, dim=-2)[::-1], -2),
-    "the first thousand": lambda _, y: y.split(1000, dim=-2)[0],
+    "the first thousand": lambda _, y: torch.split(y, 1000, dim=-2)[0],
     "features for tokens": lambda m, y: torch.matmul(y.mean(-1), m.places),
     "in place": lambda _, y: y.mul_(2),
     "in place by an operator": lambda _, y: y.__iadd__(1),
