@@ -315,11 +315,11 @@ def _streamed_reads(model: _Model, draft: Draft, cached: int) -> int:
         for each, row, fate, _ in _fates(model, draft)
         if fate == (Home.mapped, Hold.layer)
     }
-    reading = _one(model.reading.get(draft.component.name))
-    bounds = [(costs.read * passes, {cached: 1.0}), (costs.fault, reading)]
-    bounds.append((costs.fault * passes, _sum({cached: 1.0}, reading)))
+    in_cache, reading = _one(cached), _one(model.reading.get(draft.component.name))
+    bounds = [(costs.read * passes, in_cache), (costs.fault, reading)]
+    bounds.append((costs.fault * passes, _sum(in_cache, reading)))
     if draft.reads_past_cache:
-        bounds = [(costs.read * passes, {})]
+        bounds = [(costs.read * passes, _one(None))]
     most = _most_disk(model, draft)
     for cost, lifted in bounds:
         terms = {variable: amount * cost for variable, amount in stored.items()}

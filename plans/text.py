@@ -110,9 +110,9 @@ def _peaks(plan: Plan) -> Table:
         "axis", "", "peak", "usable", "available", "in reserve", right=("peak", "usable", "available", "in reserve")
     )
     for budget in plan.budgets:
+        if not _is_of_interest(budget.axis, plan):
+            continue
         peak = max(phase.predicted.peak_bytes.get(budget.axis) or 0 for phase in plan.phases)
-        if budget.axis in ("pinned", "locked") and not peak:
-            continue  # parts of the host, of interest only where something is there
         known = budget.available_bytes is not None
         table.add_row(
             budget.axis,
@@ -125,6 +125,11 @@ def _peaks(plan: Plan) -> Table:
     cache = max(phase.predicted.peak_bytes.get("page_cache") or 0 for phase in plan.phases)
     table.add_row("page cache", Text("soft: costs speed, never life", style="dim"), format_bytes(cache), "", "", "")
     return table
+
+
+def _is_of_interest(axis: str, plan: Plan) -> bool:
+    """Parts of the host are only where something is pinned or locked."""
+    return axis not in ("pinned", "locked") or any(phase.predicted.peak_bytes.get(axis) for phase in plan.phases)
 
 
 def _phases(plan: Plan) -> Table:
@@ -190,6 +195,7 @@ def _verdict(plan: Plan) -> Text:
             left = ", ".join(
                 f"{axis} {'unknown' if margin is None else format_bytes(margin)}"
                 for axis, margin in fits.margin_bytes.items()
+                if _is_of_interest(axis, plan)
             )
             return Text.assemble(("fits", "bold green"), f" ({fits.confidence}); left: {left}")
         case Refused() as refused:

@@ -18,7 +18,7 @@ _MICROSECOND = 1e-6
 def timed_cases(draw: st.DrawFn) -> Case:
     """One or two components with a few layers, on the CPU or on a device, with every rate known."""
     sizes = st.sampled_from([4 * MIB, 8 * MIB, 12 * MIB])
-    equal = st.builds(lambda size, count: [size] * count, sizes, st.integers(1, 5))
+    equal = st.integers(1, 5).flatmap(lambda count: sizes.map(lambda size: [size] * count))
     components = tuple(
         computing(
             component_of(
