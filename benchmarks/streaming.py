@@ -40,7 +40,8 @@ from placewise.plans.units import GIB, MIB, format_bytes, parse_bytes
 from .header import print_header
 from .streaming_child import CONTENDERS, TOKENS
 from .streaming_model import write_model
-from .streaming_run import EndedError, Running, begin, best_variant, calibrated, running, say
+from .streaming_run import Running, begin, best_variant, calibrated, running, say
+from .talking import EndedError
 
 WAYS = tuple(
     Way(mode=ReadMode.direct, chunk_bytes=chunk * MIB, depth=depth)

@@ -1,30 +1,20 @@
 """Runs a contender of the streaming benchmark in a cgroup of its own, and talks with it."""
 
 import contextlib
-import select
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from placewise.tests.cgroup import MemoryGroup, memory_cap
+from placewise.tests.cgroup import memory_cap
 
 from .checkpoints import drop_pages
 from .streaming_child import CONTENDERS, OFFLOAD, Loaded, Pass
-
-PATIENCE_S = 300
-_SAMPLE_S = 0.02
-
-
-class EndedError(Exception):
-    """A contender's process ended, or did not answer; says how."""
+from .talking import PATIENCE_S, EndedError, Talk
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,11 +23,8 @@ class Running:
 
     name: str
     variant: str
-    process: subprocess.Popen[str]
-    group: MemoryGroup
-    errors: IO[str]
+    talk: Talk
     loaded: Loaded | None = None
-    peak_bytes: int = 0
     passes: list[Pass] = field(default_factory=list[Pass])
     ended: str = ""
 
@@ -52,29 +39,9 @@ class Running:
         return [each.seconds for each in self.passes]
 
     @property
-    def median_s(self) -> float:
-        """Of the passes."""
-        return statistics.median(self.seconds)
-
-    def answer(self) -> str:
-        """The next line that it says; its memory is watched meanwhile.
-
-        Raises:
-            EndedError: there is none.
-        """
-        assert self.process.stdout is not None
-        end = time.monotonic() + PATIENCE_S
-        while not select.select([self.process.stdout], [], [], _SAMPLE_S)[0]:
-            self.peak_bytes = max(self.peak_bytes, self.group.hard_bytes())
-            if time.monotonic() > end:
-                raise EndedError(f"no answer in {PATIENCE_S} s")
-        if line := self.process.stdout.readline():
-            return line
-        code = self.process.wait()
-        if self.group.oom_kills():
-            raise EndedError("killed for want of memory")
-        self.errors.seek(0)
-        raise EndedError(f"ended with {code}: {self.errors.read().strip().rpartition(chr(10))[2]}")
+    def peak_bytes(self) -> int:
+        """The most hard bytes that were seen."""
+        return self.talk.peak_bytes
 
     def turn(self) -> Pass:
         """Have it take a turn.
@@ -82,10 +49,12 @@ class Running:
         Raises:
             EndedError: it did not survive.
         """
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            print(file=self.process.stdin, flush=True)
-        return Pass.model_validate_json(self.answer())
+        return Pass.model_validate_json(self.talk.ask())
+
+    @property
+    def median_s(self) -> float:
+        """Of the passes."""
+        return statistics.median(self.seconds)
 
 
 @contextlib.contextmanager
@@ -95,13 +64,8 @@ def running(name: str, variant: str, folder: Path, limit_bytes: int, env: Mappin
         drop_pages(file)
     shutil.rmtree(folder / OFFLOAD, ignore_errors=True)
     argv = [sys.executable, "-m", "placewise.benchmarks.streaming_child", name, str(folder), variant, str(limit_bytes)]
-    with memory_cap(limit_bytes) as group, tempfile.TemporaryFile("w+") as errors:
-        process = group.start(argv, stderr=errors, env=env)
-        try:
-            yield Running(name=name, variant=variant, process=process, group=group, errors=errors)
-        finally:
-            process.kill()
-            process.wait()
+    with memory_cap(limit_bytes) as group, Talk(group, argv, env) as talk:
+        yield Running(name=name, variant=variant, talk=talk)
 
 
 def begin(found: Running) -> Pass:
@@ -110,7 +74,7 @@ def begin(found: Running) -> Pass:
     Raises:
         EndedError: it did not survive.
     """
-    found.loaded = Loaded.model_validate_json(found.answer())
+    found.loaded = Loaded.model_validate_json(found.talk.answer())
     first = found.turn()
     say(f"{found.title}: loaded in {found.loaded.load_s:.2f} s, first turn {first.seconds:.2f} s")
     return first
