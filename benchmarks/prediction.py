@@ -4,8 +4,8 @@
 
 Every pair of a model and a budget runs in a process and a memory cgroup of its own, on cold files: it measures, traces,
 plans, loads and passes. Budgets are shares of the model's weights: of what the host has beyond a process that is ready
-to load, and of a simulated device with a link. The host's peak is that of anonymous and locked bytes in the cgroup, less
-what was there before loading; the device's is the simulated device's own.
+to load, and of a simulated device with a link. The host's peak is that of anonymous and locked bytes in the cgroup,
+less what was there before loading; the device's is the simulated device's own.
 """
 
 import argparse
@@ -136,10 +136,9 @@ def _spread(errors: list[float]) -> str:
     if not errors:
         return "none"
     off = sorted(map(abs, errors))
-    signed = (
-        f"observed less predicted {min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%}"
-    )
-    return f"{signed}; off by {statistics.median(off):.1%} at the median, {off[-1]:.1%} at most, in {len(off)} pairs"
+    span = f"{min(errors):+.1%} to {max(errors):+.1%}, median {statistics.median(errors):+.1%}"
+    off_by = f"{statistics.median(off):.1%} at the median, {off[-1]:.1%} at most"
+    return f"observed less predicted {span}; off by {off_by}, in {len(off)} pairs"
 
 
 if __name__ == "__main__":

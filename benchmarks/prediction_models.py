@@ -38,7 +38,8 @@ def _llama() -> Any:
     config = LlamaConfig(
         num_hidden_layers=24, hidden_size=1536, intermediate_size=6144, num_attention_heads=12, vocab_size=8000
     )
-    return LlamaModel(config).to(torch.bfloat16)
+    model: Any = LlamaModel(config)
+    return model.to(torch.bfloat16)
 
 
 def _t5() -> Any:
@@ -48,9 +49,10 @@ def _t5() -> Any:
 
 
 def _dit() -> Any:
-    from diffusers import DiTTransformer2DModel
+    import diffusers
 
-    return DiTTransformer2DModel(num_attention_heads=16, attention_head_dim=64, num_layers=20, sample_size=32)
+    make: Any = diffusers.DiTTransformer2DModel
+    return make(num_attention_heads=16, attention_head_dim=64, num_layers=20, sample_size=32)
 
 
 MODELS = {

@@ -1,6 +1,7 @@
 """A process in a memory cgroup of its own that is told to go on line by line, and whose hard bytes are watched."""
 
 import contextlib
+import os
 import select
 import subprocess
 import tempfile
@@ -25,10 +26,10 @@ class Talk:
     Args:
         group: the cgroup that it runs in.
         argv: what is run.
-        env: its environment; null for this process's own.
+        env: its environment.
     """
 
-    def __init__(self, group: MemoryGroup, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, group: MemoryGroup, argv: Sequence[str], env: Mapping[str, str] = os.environ) -> None:
         self.peak_bytes = 0
         self._group = group
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
