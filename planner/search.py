@@ -99,12 +99,7 @@ def search(
     """
     found: list[Found] = []
     for seating in among:
-        if (
-            found
-            and found[0].cost is not None
-            and any(seat.chunk_tokens for seat in seating)
-            and not _is_pressed(found)
-        ):
+        if _in_chunks(seating) and not _is_pressed(found):
             break
         found.append(_search_seating(partial(make, seating), rates, policy))
     # Bytes and seconds do not compare: what is not in the first one's currency is left out.
@@ -115,17 +110,21 @@ def search(
 
 
 def _polished(found: Found, policy: Policy) -> Found:
-    """The same, its schedule improved where that is above the bound."""
-    if found.chosen is None or found.bound is None or found.proven:
+    """The same, its schedule improved where it is not known to be the best."""
+    if found.chosen is None or found.proven:
         return found
     polish(found.ledger, found.costs, policy)
     cost = total_cost(found.ledger, found.costs)
     return replace(found, chosen=replace(found.chosen, cost=cost))
 
 
+def _in_chunks(seating: Seating) -> bool:
+    return any(seat.chunk_tokens is not None for seat in seating)
+
+
 def _is_pressed(found: Sequence[Found]) -> bool:
-    """Whether less memory for activations could make anything cheaper: some weights are not where they cost nothing."""
-    return min((each.cost or 0.0) - each.compute for each in found if each.cost is not None) > 0
+    """Whether less memory for activations could help: nothing fits, or some weights are not where they cost nothing."""
+    return all(each.cost is None or each.cost > each.compute for each in found)
 
 
 def _rank(found: Found, seating: Seating) -> tuple[float, float]:
@@ -135,7 +134,7 @@ def _rank(found: Found, seating: Seating) -> tuple[float, float]:
     """
     if found.cost is None:
         return 1.0, float(sum(short.need_bytes - short.have_bytes for short in found.short))
-    return 0.0, found.cost * (_CHUNKS_COST if any(seat.chunk_tokens for seat in seating) else 1.0)
+    return 0.0, found.cost * (_CHUNKS_COST if _in_chunks(seating) else 1.0)
 
 
 def _search_seating(make: Callable[[], Ledger], rates: Mapping[str, Rates], policy: Policy) -> Found:
