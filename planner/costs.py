@@ -12,6 +12,7 @@ from math import inf
 from ..models.dataflow import is_generator
 from ..plans.pipeline import Component, RowFlops, TracedActivations
 from ..plans.policy import Hold, Home
+from ..plans.units import GIB
 from .budgets import HOST
 from .draft import Draft, Ledger, Unit
 from .rates import Rates
@@ -31,6 +32,7 @@ class Costs:
         compute_known: whether `compute` is a measured figure.
         timed: whether costs are seconds.
         overlaps: whether copies can run beside the compute. A stand-in never does.
+        loss: which part of the time of what runs beside it the compute loses.
     """
 
     link: dict[Home, float]
@@ -41,6 +43,7 @@ class Costs:
     compute_known: bool
     timed: bool
     overlaps: bool
+    loss: float = 0.0
 
     @property
     def slowest_disk(self) -> float:
@@ -84,7 +87,23 @@ def costs_of(draft: Draft, rates: Rates | None) -> Costs:
         compute_known=compute is not None,
         timed=True,
         overlaps=draft.overlaps,
+        loss=_loss(draft, rates),
     )
+
+
+_LEAST_LOSS = 0.03
+"""Passes whose copies hide behind the compute took 1.02 to 1.08 times as long (benchmarks/results/overlap-*.md)."""
+
+
+def _loss(draft: Draft, rates: Rates) -> float:
+    """What runs beside the compute is not free: else weights would be fetched again and again with memory to spare.
+
+    On the CPU reads take processor time that the compute wants.
+    """
+    disk = rates.disk
+    if not draft.on_cpu or disk is None or disk.cpu_s_per_gib is None:
+        return _LEAST_LOSS
+    return max(_LEAST_LOSS, disk.cpu_s_per_gib / GIB * disk.bytes_per_s)
 
 
 def _fault_rate(draft: Draft, rates: Rates) -> float | None:
@@ -165,6 +184,7 @@ def run_phase(draft: Draft, costs: Costs, *, cached: bool) -> Schedule:
         slots=draft.slots,
         prefetch_layers=draft.prefetch_layers,
         overlap=costs.overlaps and draft.slots > 1,
+        loss=costs.loss,
         begin_s=begin,
     )
 

@@ -60,6 +60,7 @@ def simulate(
     slots: int,
     prefetch_layers: int,
     overlap: bool,
+    loss: float = 0.0,
     begin_s: float = 0.0,
 ) -> Schedule:
     """Run the steps `passes` times.
@@ -70,10 +71,11 @@ def simulate(
         slots: buffers that streamed units take turns in; at least one where any is streamed.
         prefetch_layers: streamed units that are fetched ahead of the one in use.
         overlap: whether disk and link work beside the compute.
+        loss: which part of their time the compute then loses to them.
         begin_s: seconds of fetching what is held for the phase, before the first step.
     """
     ahead = prefetch_layers if overlap else 0
-    state = _State(ahead=ahead, overlap=overlap, now=begin_s, disk_free=begin_s, link_free=begin_s)
+    state = _State(ahead=ahead, overlap=overlap, loss=loss, now=begin_s, disk_free=begin_s, link_free=begin_s)
     state.ends.extend([0.0] * slots)
     state.starts.extend([0.0] * ahead)
     exact = min(passes, _EXACT_PASSES)
@@ -98,6 +100,7 @@ class _State:
 
     ahead: int
     overlap: bool
+    loss: float
     now: float
     disk_free: float
     link_free: float
@@ -114,6 +117,8 @@ class _State:
             ready = self._fetch(issued, disk_s, step.link_s)
         started = max(asked, ready)
         ended = started + step.compute_s
+        if step.streamed and self.overlap:
+            ended += self.loss * (disk_s + step.link_s)
         self.stall_s += started - asked
         self.now = ended
         if step.streamed:

@@ -250,7 +250,8 @@ def _phase_rows(model: _Model, draft: Draft, phase: int) -> None:
         links = (fate_link(costs, draft, each.stored, *fate) for fate in row)
         worst += len(each.units) * max(links) / model.cost_unit
     program.at_most(_sum(everything, {double: -worst}), -compute)
-    program.at_most(_sum(serial, {within: 1.0, phase: -1.0}), -compute)
+    lost = {variable: costs.loss * cost for variable, cost in layers.items()}
+    program.at_most(_sum(serial, lost, {beside: costs.loss, within: 1.0, phase: -1.0}), -compute)
     program.at_most(_sum(layers, serial, {phase: -1.0}), 0)
     program.at_most({beside: 1.0, within: 1.0, phase: -1.0}, 0)
     if model.most_slots <= 2 and not draft.on_cpu:

@@ -139,6 +139,8 @@ def peak(plan: Plan, component: str, axis: str) -> int:
     resting = sum(unit.packed for unit in everything if axis in unit.pools)
     if axis == "host":
         resting += -(-sum(unit.packed for unit in everything if unit.home == "locked") // plan.workload.ranks)
+    if axis == "host" and placement.compute_device != "cpu" and placement.staging is not None:
+        resting += (placement.staging.chunk_bytes or 0) * (placement.staging.depth or 0)
     if pool_of(plan, placement.compute_device) != axis:
         return resting
     visiting = sum(unit.packed for unit in everything if unit.name[0] == component and unit.hold == "phase")
@@ -181,8 +183,11 @@ def _on_host(units: list[Resident], plan: Plan) -> int:
 
 
 def page_cache(plan: Plan, component: str) -> int:
-    """Bytes of the checkpoint's mapping that a phase reads: soft, the kernel may drop them."""
-    return sum(u.stored for u in residents(plan) if u.name[0] == component and u.home == "mapped")
+    """Bytes of the checkpoint's mapping that a phase reads: soft, the kernel may drop them. Direct reads go past it."""
+    (placement,) = [placement for placement in plan.placements if placement.component == component]
+    direct = placement.staging is not None and placement.staging.reader == "direct"
+    mapped = [unit for unit in residents(plan) if unit.name[0] == component and unit.home == "mapped"]
+    return sum(unit.stored for unit in mapped if not (direct and unit.hold == "layer"))
 
 
 def link_bytes(plan: Plan, component: str, passes: int) -> int:

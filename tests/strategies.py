@@ -5,9 +5,11 @@ so that "just fits" and "one byte short" are common.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
+from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode
 from placewise.plans.document import Plan, Refused
 from placewise.plans.machine import Machine, Malformed, Measured, Reading, Unlimited, Unmeasurable
 from placewise.plans.pipeline import (
@@ -26,6 +28,7 @@ from placewise.policies.presets import PRESETS, load_preset
 from .questions import GIB, HUGE, Case, accelerator_of, component_of, fits, host_of, measured, packed_units, with_memory
 
 COMPONENTS = ("audio_vae", "encodeur_é", "text_encoder", "transformer", "transformer_2", "vae")
+SOURCES: tuple[Literal["pageable", "pinned", "mapped"], ...] = ("pageable", "pinned", "mapped")
 STACKS = ("", "blocks", "model.layers", "single_blocks")
 
 
@@ -118,6 +121,7 @@ def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
     """A host, and none to two accelerators whose free memory was measured."""
     known: st.SearchStrategy[Measured] = memory_sizes(pipeline).map(measured)
     devices = draw(st.sampled_from([(), ("cuda:0",), ("cuda:0",), ("cuda:0", "cuda:1"), ("mps",)]))
+    rates = draw(st.none() | st.none() | calibrations(devices))
     memlock: st.SearchStrategy[Reading] = st.one_of(st.just(Unlimited(source="RLIMIT_MEMLOCK")), known, unmeasured)
     return Machine(
         host=host_of(draw(unmeasured) if draw(st.integers(0, 3)) == 0 else draw(known), draw(memlock)),
@@ -130,6 +134,28 @@ def machines(draw: st.DrawFn, pipeline: Pipeline) -> Machine:
             )
             for device in devices
         ),
+        calibration=rates,
+    )
+
+
+@st.composite
+def calibrations(draw: st.DrawFn, devices: Sequence[str]) -> Calibration:
+    """Rates of a disk, of links and of matrix products, each of which may be missing."""
+    rates = st.sampled_from([1e8, 1e9, 3e9, 2e10])
+    modes = draw(st.lists(st.sampled_from(ReadMode), unique=True))
+    sources = draw(st.lists(st.sampled_from(SOURCES), unique=True))
+    return Calibration(
+        measured_at="2026-01-01T00:00:00+00:00",
+        fingerprint="sha256:" + "0" * 64,
+        disks=tuple(
+            DiskRate(mode=mode, chunk_bytes=draw(st.sampled_from([4096, 1 << 20])), depth=2, bytes_per_s=draw(rates))
+            for mode in modes
+        ),
+        links=tuple(
+            LinkRate(device=device, source=source, bytes_per_s=draw(rates)) for device in devices for source in sources
+        ),
+        compute=tuple(ComputeRate(device=device, dtype="U8", flops_per_s=1e12) for device in ("cpu", *devices)),
+        pin_s_per_gib=draw(st.none() | st.just(0.25)),
     )
 
 

@@ -52,8 +52,8 @@ class TestLayersOnTheCpu:
         predicted = plan.phases[0].predicted
         assert predicted.disk_bytes == 20 * 5 * 128 * MIB
         assert predicted.peak_bytes["page_cache"] == 0
-        # 5 cold layers take 0.67 s of the disk beside 0.8 s of compute; two in a row are waited for a little.
-        assert predicted.seconds == pytest.approx(20 * 0.8, rel=0.1)
+        # 5 cold layers take 0.67 s of the disk beside 0.8 s of compute, of which reads take a little.
+        assert predicted.seconds == pytest.approx(20 * 0.8, rel=0.15)
 
     def test_where_faults_are_as_fast_the_mapping_is_used_in_place(self) -> None:
         assert placement(self.plan(faults=1e9, direct=1e9), "llm").staging is None

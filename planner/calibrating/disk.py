@@ -12,7 +12,7 @@ from .effort import Effort
 from .files import Source
 from .timed_reads import Region, Sample, Way, is_cached, timed_read
 
-_NOTE_CACHED = "the page cache keeps the file (in use, locked, or not yet written back): {mode} reads"
+_NOTE_CACHED = "the page cache keeps the file (in use or locked): {mode} reads"
 _NOTE_REFUSED = "the file system refuses O_DIRECT: direct reads"
 _NOTE_SMALL = "the files are small: {mode} reads of large chunks many at a time"
 _NOTE_AGAIN = "the files are small: parts of them were read more than once, which a disk with a cache answers faster"

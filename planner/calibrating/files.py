@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,9 @@ def _open(path: Path | str, flags: int, stack: ExitStack) -> int:
 
 
 def _source(descriptor: int, stack: ExitStack) -> Source:
+    # The cache keeps what the disk does not have yet, as of a checkpoint that was just written.
+    with suppress(OSError):
+        os.fdatasync(descriptor)
     # Through /proc, for a file without a name has no other path.
     size = os.fstat(descriptor).st_size
     try:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import assume, given
 from placewise.plans.document import Plan
 from placewise.plans.policy import Copies
 
@@ -82,11 +82,13 @@ def test_i2_what_stays_mapped_would_not_fit_as_a_copy_or_would_move_no_less(plan
     left = 0
     if "host" in oracle.measured_axes(plan):
         left = oracle.usable(plan, "host") - max(oracle.peaks(plan, "host"))
+    in_bytes = any(each.rule == "least-bytes-moved" for each in plan.decisions)
     for unit in oracle.residents(plan):
         may_be_copied = (unit.on_cpu and unit.hold != "layer") or unit.compute_pool != "host"
         if unit.home == "mapped" and may_be_copied and not oracle.home_was_asked(plan, unit):
             # A copy also takes from the page cache, and may cost more reads there than it saves.
-            assert unit.packed > left or oracle.moved_bytes(plan, copied=unit.name) >= oracle.moved_bytes(plan)
+            moves_less = oracle.moved_bytes(plan, copied=unit.name) < oracle.moved_bytes(plan)
+            assert unit.packed > left or not (in_bytes and moves_less)
 
 
 @given(fitting_plans())
@@ -127,7 +129,11 @@ def test_i3_segments_add_up_to_the_checkpoint(plan: Plan) -> None:
 def test_every_segment_has_a_decision(plan: Plan) -> None:
     """With the numbers that decided, and an alternative wherever weights are not always where they are used."""
     assert plan.decisions[0].subject == "request"
-    decisions = (decision for decision in plan.decisions if decision.subject != "request")
+    decisions = (
+        decision
+        for decision in plan.decisions
+        if decision.subject != "request" and not decision.choice.startswith("reader ")
+    )
     for placement in plan.placements:
         for segment in placement.segments:
             decision = next(decisions)
@@ -144,4 +150,7 @@ def test_every_segment_has_a_decision(plan: Plan) -> None:
 
 @given(fitting_plans())
 def test_moved_bytes_are_the_oracles(plan: Plan) -> None:
-    assert plan.decisions[0].because["moved_bytes"] == oracle.moved_bytes(plan)
+    """Where bytes are what decides, for want of rates."""
+    decided = next(each for each in plan.decisions if each.rule.startswith("least-"))
+    assume(decided.rule == "least-bytes-moved")
+    assert decided.because["moved_bytes"] == oracle.moved_bytes(plan)

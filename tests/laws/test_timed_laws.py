@@ -1,5 +1,7 @@
 """Laws of plans in seconds: nothing is quicker than the optimum, nor below the bound that the plan states."""
 
+from dataclasses import replace
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from placewise.plans.document import Fits
@@ -7,7 +9,7 @@ from placewise.plans.machine import Machine, Unlimited
 from placewise.plans.pipeline import Pipeline, Workload
 from placewise.plans.units import MIB
 
-from ..questions import BARE, Case, component_of, cuda, host_of, measured, policy_of, stack_of
+from ..questions import BARE, HUGE, Case, component_of, cuda, host_of, measured, policy_of, stack_of, with_memory
 from ..timed import calibrated, computing, disk_of, least_seconds, placements
 
 _MOST_PLACEMENTS = 700
@@ -66,3 +68,14 @@ def test_i14_no_placement_is_quicker_than_the_optimum_or_the_bound(case: Case) -
     least = least_seconds(case)
     assert abs(seconds - least) <= 2 * _MICROSECOND + 1e-5 * least
     assert bound <= least * (1 + 1e-5) + 2 * _MICROSECOND
+
+
+@settings(max_examples=60)
+@given(timed_cases())
+def test_i7_with_memory_to_spare_all_is_resident(case: Case) -> None:
+    """Also where a compute that takes long would hide that weights are fetched again and again."""
+    endless = with_memory(case.machine, [("host", HUGE), ("cuda:0", HUGE)])
+    plan = replace(case, machine=endless, workload=Workload()).compile()
+    assert {(segment.home, segment.hold) for placement in plan.placements for segment in placement.segments} == {
+        ("device", "always")
+    }
