@@ -11,10 +11,15 @@ from dataclasses import dataclass
 
 import torch
 
+from ..plans.units import KIB
 from .fetching import Fetcher
 from .machine import Machine, Mark
 from .transport import Place, Weights, fetch
 from .units import Unit
+
+
+SMALL_BYTES = 64 * KIB
+"""Layers below it are copied when they are needed: that takes less time than to hand them to another thread."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,8 +103,10 @@ class Slots:
         return taken.place.weights
 
     def fetch_ahead(self, unit: Unit) -> None:
-        """Begin to copy a layer, if there is an empty slot and the reader works."""
+        """Begin to copy a layer, if it is worth it, there is an empty slot, and the reader works."""
         if id(unit) in self._taken or len(self._taken) >= len(self._buffers) or self._reader_broke:
+            return
+        if unit.layout.nbytes < SMALL_BYTES:
             return
         taken = self._take(unit, ())
         if taken is not None:
