@@ -17,7 +17,6 @@ from .machine import Machine, Mark
 from .transport import Place, Weights, fetch
 from .units import Unit
 
-
 SMALL_BYTES = 64 * KIB
 """Layers below it are copied when they are needed: that takes less time than to hand them to another thread."""
 
@@ -118,7 +117,7 @@ class Slots:
                 self._reader, self._reader_broke = None, True
 
     def free(self, unit: Unit) -> None:
-        """Empty a layer's slot. A copy into it is waited for; the next one waits for what this thread's stream reads."""
+        """Empty a layer's slot. A copy into it is waited for; the next one waits for what this stream reads."""
         taken = self._taken.pop(id(unit), None)
         if taken is None:
             return
