@@ -4,8 +4,9 @@
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ import torch
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from placewise.executor import slots
 from placewise.executor.guards import ReleasedWeight
 from placewise.executor.load import load_plan
 from placewise.executor.machine import Capabilities, Machine
@@ -38,11 +40,15 @@ LAYERS, WIDTH = 4, 64
 ACTIVATION_BYTES = 8 * KIB
 """More than a forward's activations, and less than half a layer."""
 
+READER = "placewise-reader"
 ALL = Capabilities(pinned_memory=True, streams=True, unified=False)
 
 Use = tuple[int, ...]
 """A layer, or layers that are used within one another, the outermost first."""
 
+FAULTS = ("read", "copy", "allocation", "thread", "ahead")
+
+names = st.sampled_from(NAMES)
 layers = st.integers(0, LAYERS - 1)
 uses = st.lists(st.one_of(st.tuples(layers), st.tuples(layers, layers)), min_size=1, max_size=6)
 
@@ -90,45 +96,63 @@ class Walk(nn.Module):
 
 
 class Faults:
-    """What fails: so many times from now on."""
+    """What fails: so many times from now on. `raised` tells whether something did."""
 
     def __init__(self) -> None:
-        self.left = dict.fromkeys(("read", "copy", "allocation", "thread"), 0)
-
-    def check(self, what: str, error: Callable[..., Exception], *arguments: Any) -> None:
-        """Raise an error, if this is to fail now."""
-        if self.left[what] > 0:
-            self.left[what] -= 1
-            raise error(*arguments)
+        self.left = dict.fromkeys(FAULTS, 0)
+        self.raised = False
 
     def injected(self) -> ExitStack:
-        """Reads, copies, allocations, and the begin of the thread that reads ahead, fail as said."""
-        preadv, submit, stack = os.preadv, ThreadPoolExecutor.submit, ExitStack()
-
-        def read(*arguments: Any) -> int:
-            self.check("read", OSError, 5, "injected")
-            return preadv(*arguments)
-
-        def begin(pool: ThreadPoolExecutor, *arguments: Any, **named: Any) -> Future[Any]:
-            if vars(pool)["_thread_name_prefix"] == "placewise-reader":
-                self.check("thread", RuntimeError, "injected")
-            return submit(pool, *arguments, **named)
-
-        stack.enter_context(patch("os.preadv", read))
-        stack.enter_context(patch.object(ThreadPoolExecutor, "submit", begin))
+        """Reads, copies, allocations, and the thread that reads ahead, at its begin or later, fail as said."""
+        stack = ExitStack()
+        stack.enter_context(self._before(os, "preadv", "read", lambda: OSError(5, "injected")))
         for machine in (CpuMachine, SimulatedMachine):
-            stack.enter_context(self._before(machine, "copy_in", "copy", OSError))
-            stack.enter_context(self._before(machine, "allocate", "allocation", DeviceMemoryError))
+            stack.enter_context(self._before(machine, "copy_in", "copy", lambda: OSError("injected")))
+            stack.enter_context(self._before(machine, "allocate", "allocation", lambda: DeviceMemoryError("injected")))
+        # A reader's end is never seen.
+        stack.enter_context(
+            self._before(
+                ThreadPoolExecutor,
+                "submit",
+                "thread",
+                lambda: RuntimeError("no thread"),
+                when=lambda pool, *_: vars(pool)["_thread_name_prefix"] == READER,
+            )
+        )
+        stack.enter_context(
+            self._before(
+                slots,
+                "fetch",
+                "ahead",
+                lambda: SystemExit("the thread ends"),
+                when=lambda *_: threading.current_thread().name.startswith(f"{READER}_"),
+            )
+        )
         return stack
 
-    def _before(self, machine: type, method: str, what: str, error: type[Exception]) -> AbstractContextManager[object]:
-        whole = getattr(machine, method)
+    def _before(
+        self,
+        owner: object,
+        name: str,
+        what: str,
+        error: Callable[[], BaseException],
+        when: Callable[..., bool] = lambda *_: True,
+    ) -> AbstractContextManager[object]:
+        whole = getattr(owner, name)
 
         def failing(*arguments: Any) -> Any:
-            self.check(what, error, "injected")
+            if self.left[what] > 0 and when(*arguments):
+                self.left[what] -= 1
+                self.raised = True
+                raise error()
             return whole(*arguments)
 
-        return patch.object(machine, method, failing)
+        return patch.object(owner, name, failing)
+
+
+def by_forward(module: Walk, x: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = module(x)
+    return result
 
 
 def plan_of_two(folder: Path, fates: Mapping[str, Sequence[Fate]], fixed: Fate, **staging: Any) -> Plan:
@@ -157,8 +181,8 @@ class LifeCycle(RuleBasedStateMachine):
         super().__init__()
         self.resources = ExitStack()
 
-    @initialize(data=st.data(), on_device=st.booleans(), reader=st.sampled_from(Reader), slots=st.integers(1, 3))
-    def load(self, data: st.DataObject, reader: Reader, slots: int, *, on_device: bool) -> None:
+    @initialize(data=st.data(), on_device=st.booleans(), reader=st.sampled_from(Reader), slot_count=st.integers(1, 3))
+    def load(self, data: st.DataObject, reader: Reader, slot_count: int, *, on_device: bool) -> None:
         folder = Path(self.resources.enter_context(TemporaryDirectory()))
         self.plain = {name: walk(seed) for seed, name in enumerate(NAMES)}
         for name, module in self.plain.items():
@@ -168,15 +192,15 @@ class LifeCycle(RuleBasedStateMachine):
             name: data.draw(st.lists(st.sampled_from(known), min_size=LAYERS, max_size=LAYERS)) for name in NAMES
         }
         self.fixed = data.draw(st.sampled_from([fate for fate in known if fate[1] is not Hold.layer]))
-        self.slots = slots
+        self.slots = slot_count
         plan = plan_of_two(
             folder,
             self.fates,
             self.fixed,
             reader=reader,
             chunk_bytes=4096,
-            slots=slots,
-            ahead=data.draw(st.integers(0, slots - 1)),
+            slots=slot_count,
+            ahead=data.draw(st.integers(0, slot_count - 1)),
             on_device=on_device,
         )
         machines = {DEVICE: an_empty_device()} if on_device else {}
@@ -201,52 +225,41 @@ class LifeCycle(RuleBasedStateMachine):
             del self.pipeline  # Hypothesis keeps the machine.
 
     @rule(
-        name=st.sampled_from(NAMES),
+        name=names,
         uses=uses,
         rows=st.integers(1, 3),
-        mode=st.sampled_from(("no_grad", "inference", "grad")),
+        mode=st.sampled_from(("no_grad", "no_grad", "inference", "grad")),
+        alone=st.booleans(),
+        fault=st.sampled_from((None, *FAULTS)),
+        times=st.sampled_from((1, 2, 10**9)),
     )
-    def forward(self, name: str, uses: list[Use], rows: int, mode: str) -> None:
-        grad = mode == "grad"
-        event(mode)
-        with torch.inference_mode(mode == "inference"), torch.set_grad_enabled(grad):
-            self.run(name, uses, lambda module, x: module(x), rows=rows, why=self.refused(name, uses, grad=grad))
+    def forward(
+        self, name: str, uses: list[Use], rows: int, mode: str, fault: str | None, times: int, *, alone: bool
+    ) -> None:
+        """By the component's forward, or by its layers in its phase; in which something may fail, once or for ever."""
+        if fault:
+            self.faults.left[fault] = times
+        with torch.inference_mode(mode == "inference"), torch.set_grad_enabled(mode == "grad"):
+            why = self.refused(name, uses, grad=mode == "grad")
+            self.run(name, uses, self.by_layers if alone else by_forward, rows=rows, why=why)
+        self.faults.left = dict.fromkeys(FAULTS, 0)
 
-    @rule(
-        name=st.sampled_from(NAMES),
-        uses=uses,
-        at=st.integers(0, 5),
-        kind=st.sampled_from((RuntimeError, KeyboardInterrupt)),
-    )
+    @rule(name=names, uses=uses, at=st.integers(0, 5), kind=st.sampled_from((RuntimeError, KeyboardInterrupt)))
     def forward_that_raises(self, name: str, uses: list[Use], at: int, kind: type[BaseException]) -> None:
         fails = min(at, len(uses) - 1), kind
         with torch.no_grad():
             why = self.refused(name, uses[: fails[0] + 1], grad=False) or "raised within"
-            self.run(name, uses, lambda module, x: module(x), fails=fails, why=why)
-
-    @rule(name=st.sampled_from(NAMES), uses=uses)
-    def layers_alone(self, name: str, uses: list[Use]) -> None:
-        """Without the component's own forward, in its phase."""
-
-        def walk(module: Walk, x: torch.Tensor) -> torch.Tensor:
-            if module is not self.plain[name]:
-                self.pipeline.enter(name)
-            for use in uses:
-                x = module.use(x, use)
-            return x
-
-        with torch.no_grad():
-            self.run(name, uses, walk, why=self.refused(name, uses, grad=False))
+            self.run(name, uses, by_forward, fails=fails, why=why)
 
     @precondition(lambda self: self.phase is None)
-    @rule(name=st.sampled_from(NAMES), layer=layers)
+    @rule(name=names, layer=layers)
     def layer_outside_of_the_phase(self, name: str, layer: int) -> None:
         why = {Hold.layer: "outside its component's phase", Hold.phase: "is released"}.get(self.fates[name][layer][1])
         with torch.no_grad():
             self.run(name, (), lambda module, x: module.use(x, (layer,)), why=why)
         self.phase = None
 
-    @rule(name=st.sampled_from(NAMES), uses=uses)
+    @rule(name=names, uses=uses)
     def gradients_of_the_input(self, name: str, uses: list[Use]) -> None:
         """A backward through weights that have gone since is refused by torch, or right."""
         if self.device.type != "cpu" or not self.frozen or self.refused(name, uses, grad=True):
@@ -258,7 +271,7 @@ class LifeCycle(RuleBasedStateMachine):
         try:
             module(given).sum().backward()
         except Exception as error:
-            if not (self.armed or "modified by an inplace operation" in str(error)):
+            if "modified by an inplace operation" not in str(error):
                 raise
             event("backward refused")
         else:
@@ -268,7 +281,7 @@ class LifeCycle(RuleBasedStateMachine):
             event("backward")
         self.phase, self.interrupted = name, False
 
-    @rule(name=st.sampled_from(NAMES))
+    @rule(name=names)
     def input_on_another_device(self, name: str) -> None:
         if self.device.type != "cpu":
             with torch.no_grad():
@@ -278,17 +291,6 @@ class LifeCycle(RuleBasedStateMachine):
     def release(self) -> None:
         self.pipeline.release()
         self.phase, self.interrupted = None, False
-
-    @rule(what=st.sampled_from(("read", "copy", "allocation", "thread")), times=st.sampled_from((1, 1, 2, 10**9)))
-    def something_fails(self, what: str, times: int) -> None:
-        self.faults.left[what] = times
-
-    @rule()
-    def all_is_repaired(self) -> None:
-        self.faults.left = dict.fromkeys(self.faults.left, 0)
-        for name in NAMES:
-            with torch.no_grad():
-                self.run(name, [(number,) for number in range(LAYERS)], lambda module, x: module(x))
 
     @invariant()
     def nothing_goes_beyond_the_plan(self) -> None:
@@ -309,9 +311,13 @@ class LifeCycle(RuleBasedStateMachine):
                     weights = self.pipeline[name].get_submodule(f"blocks.{number}").parameters()
                     assert all(isinstance(weight, ReleasedWeight) for weight in weights)
 
-    @property
-    def armed(self) -> bool:
-        return any(self.faults.left.values())
+    def by_layers(self, module: Walk, x: torch.Tensor) -> torch.Tensor:
+        for name in NAMES:
+            if module is self.pipeline[name]:
+                self.pipeline.enter(name)
+        for use in module.uses:
+            x = module.use(x, use)
+        return x
 
     def module(self, name: str, uses: Sequence[Use], fails: tuple[int, type[BaseException]] | None = None) -> Walk:
         module = self.pipeline[name]
@@ -330,10 +336,9 @@ class LifeCycle(RuleBasedStateMachine):
         why: str | None = None,
     ) -> None:
         """One step: the plain module's output, or the error that says why; with faults, theirs too."""
-        plain, module, armed = self.plain[name], self.module(name, uses, fails), self.armed
+        plain, module = self.plain[name], self.module(name, uses, fails)
         x = torch.linspace(-1, 1, rows * WIDTH).reshape(rows, WIDTH)
-        self.interrupted = False
-        message = None
+        self.interrupted, self.faults.raised, message = False, False, None
         try:
             found = call(module, x.to(self.device)).detach().cpu()
         except (Exception, KeyboardInterrupt) as error:
@@ -343,7 +348,10 @@ class LifeCycle(RuleBasedStateMachine):
             plain.uses = uses
             assert torch.equal(found, call(plain, x).detach())
         if message is not None:
-            assert (armed and "injected" in message) or (why is not None and why in message), (why, message)
+            assert (self.faults.raised and "injected" in message) or (why is not None and why in message), (
+                why,
+                message,
+            )
         event(message.splitlines()[0][-30:] if message else "output")
         self.phase = name
 
@@ -401,5 +409,5 @@ def walk(seed: int) -> Walk:
 
 TestLifeCycle = LifeCycle.TestCase
 TestLifeCycle.settings = settings(
-    max_examples=int(os.environ.get("PLACEWISE_LIFE_CYCLES", "20")), stateful_step_count=12, deadline=None
+    max_examples=int(os.environ.get("PLACEWISE_LIFE_CYCLES", "40")), stateful_step_count=15, deadline=None
 )
