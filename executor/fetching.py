@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import torch
+from torch import nn
 
 from ..plans.document import Reader
 from ..plans.policy import Home
@@ -89,12 +90,13 @@ class Fetcher:
 
     def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
         if route is None or self._transport is None:
-            weights = unit.layout.views(buffer)
+            weights = _parameters(unit.layout.views(buffer))
             files = self._mappings.of(unit.source) if unit.home in (Home.mapped, Home.locked) else ()
             return Place(weights=weights, fill=partial(self._copy, weights, unit, files))
         paths = {read.path for read in route.reads}
         cached = pages_of(unit.source.values()) if all(map(tells_cached, paths)) else ()
-        return self._transport.place(route, self._stored, buffer, cached)
+        place = self._transport.place(route, self._stored, buffer, cached)
+        return Place(weights=_parameters(place.weights), fill=place.fill)
 
     def _route(self, unit: Unit) -> Route | None:
         """The way into a slot; null for what is copied."""
@@ -116,7 +118,11 @@ class Fetcher:
         for file in files:
             file.check()
         fill(self._machine, weights, unit.source)
-        self._machine.synchronize()
         if files:
             with self._counting:
                 self._copied_bytes += sum(weight.nbytes for weight in weights.values())
+
+
+def _parameters(weights: Weights) -> Weights:
+    """Made with the place, and not every time that it is filled."""
+    return {name: nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}

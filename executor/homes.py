@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,7 +15,7 @@ from .machine import Machine
 from .mapping import Mappings
 from .pages import PageLock, Pages, merged
 from .reads import FileReader, can_read
-from .transport import Transport, Weights, fill, packed_route
+from .transport import Place, Transport, Weights, fetch, fill, packed_route
 
 _CHUNK_BYTES, _DEPTH = 4 * MIB, 4
 
@@ -74,14 +75,17 @@ class Homes:
 
     def _copy(self, layout: Layout, views: Weights, buffer: torch.Tensor) -> Weights:
         staged = buffer.device.type != "cpu"
+        machine = self._device if staged else self._host
         if self._transport is None:
             weights = layout.views(buffer)
-            fill(self._device if staged else self._host, weights, views)
-            return weights
-        if staged:
-            self._transport.open()
-        place = self._transport.place(packed_route(layout, self._stored, staged=staged), self._stored, buffer)
-        place.fill()
+            place = Place(weights=weights, fill=partial(fill, machine, weights, views))
+        else:
+            if staged:
+                self._transport.open()
+            route = packed_route(layout, self._stored, staged=staged)
+            place = self._transport.place(route, self._stored, buffer)
+        fetch(machine, place, (machine.mark(),))
+        machine.synchronize()
         return place.weights
 
     def _lock(self, label: str, views: Weights) -> Settled:

@@ -1,7 +1,8 @@
 """What differs between platforms, behind one protocol: where bytes live, how they get there, what is left."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -36,6 +37,10 @@ class MemoryFigures:
     capacity_bytes: int | None
 
 
+Mark: TypeAlias = object
+"""A point in a stream; None where everything asked before is done."""
+
+
 class Machine(Protocol):
     """A compute device as the executor needs it."""
 
@@ -68,9 +73,25 @@ class Machine(Protocol):
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write the host tensor `source` into `destination`, which is on the device and of the same shape.
 
-        The copy may still run afterwards where the machine has streams: `source` must stay as it is, and
-        its bytes may be reused only after `synchronize`.
+        The copy may still run afterwards where the machine has streams: `destination` may be read only behind a
+        `mark` made after it, and the bytes of `source` may be reused only when that mark is reached.
         """
+        ...
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Within it this thread's stream is the machine's only copy stream, which runs beside the compute."""
+        ...
+
+    def mark(self) -> Mark:
+        """Give the point behind all that this thread's stream was asked until now."""
+        ...
+
+    def wait(self, mark: Mark) -> None:
+        """Let what this thread's stream is asked from now on begin behind a mark; the host goes on."""
+        ...
+
+    def reach(self, mark: Mark) -> None:
+        """Let the host wait for a mark."""
         ...
 
     def synchronize(self) -> None:

@@ -3,11 +3,12 @@
 import threading
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ..plans.errors import ExecutionError
-from .machine import Capabilities, MemoryFigures
+from .machine import Capabilities, Mark, MemoryFigures
 
 
 class CpuMachine:
@@ -45,8 +46,21 @@ class CpuMachine:
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write `source` into `destination`; done when this returns."""
-        with torch.no_grad():
-            destination.copy_(source)
+        destination.copy_(source)
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Change nothing: copies are done when `copy_in` returns."""
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        """Give None: everything is done."""
+        return None
+
+    def wait(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
+
+    def reach(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
 
     def synchronize(self) -> None:
         """Return at once: nothing runs later here."""

@@ -1,13 +1,15 @@
 """A real accelerator, through torch's interface for all of them."""
 
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
 from ..plans.errors import DeviceMemoryError, ExecutionError, InputError
 from ..plans.units import format_bytes
-from .machine import Capabilities, MemoryFigures
+from .machine import Capabilities, Mark, MemoryFigures
 from .pages import anonymous_pages
 
 
@@ -33,6 +35,8 @@ class TorchMachine:
             raise InputError(f"there is no '{wanted}' among {torch.accelerator.device_count()} accelerators")
         self._device = torch.device(wanted.type, index)
         self._capabilities = _capabilities(self._device)
+        # MPS has one queue, which all copies are in already.
+        self._copies = None if wanted.type == "mps" else torch.Stream(self._device)
         self._peak = 0
 
     @property
@@ -52,13 +56,17 @@ class TorchMachine:
             DeviceMemoryError: the device does not have that many bytes left.
         """
         try:
-            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             figures = self.memory()
             raise DeviceMemoryError(
                 f"{self._device} is out of memory: {format_bytes(nbytes)} ({nbytes} bytes) requested,"
                 f" {format_bytes(figures.allocated_bytes)} in use by this process, {error}"
             ) from error
+        if self._copies is not None:
+            # Whoever frees it may do so while it is still copied into: the allocator then waits for that stream.
+            buffer.record_stream(self._copies)
+        return buffer
 
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Give pages of the host that CUDA has registered; torch's own pinned memory is rounded up to a power of two.
@@ -66,7 +74,7 @@ class TorchMachine:
         Raises:
             ExecutionError: the platform is another, or CUDA refuses.
         """
-        if self._device.type != "cuda" or not self._capabilities.pinned_memory:
+        if not self._capabilities.pinned_memory:
             raise ExecutionError(
                 f"{self._device} has no pinned memory", hint="plan with home pageable, mapped or locked"
             )
@@ -79,13 +87,46 @@ class TorchMachine:
                     hint="lower the policy's pinned_max_percent, or raise the limit (ulimit -l)",
                 )
             # A storage's finalisers run before its memory goes.
-            weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, buffer.data_ptr()).atexit = False
+            weakref.finalize(buffer.untyped_storage(), self._unpin, buffer.data_ptr()).atexit = False
         return buffer
+
+    def _unpin(self, address: int) -> None:
+        """Copies may still read the pages."""
+        self.synchronize()
+        cast(Any, torch.cuda).cudart().cudaHostUnregister(address)
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write `source` into `destination` on the current stream; asynchronous if `source` is pinned."""
-        with torch.no_grad():
-            destination.copy_(source, non_blocking=self._capabilities.streams)
+        destination.copy_(source, non_blocking=self._capabilities.streams)
+
+    @contextmanager
+    def copying(self) -> Generator[None]:
+        """Make the copy stream this thread's, and afterwards the one that was."""
+        if self._copies is None:
+            yield
+            return
+        # A stream is no context of its own: what it would restore is kept in it, and threads share it.
+        with torch.accelerator.device_index(self._device.index):
+            before = torch.accelerator.current_stream(self._device)
+            torch.accelerator.set_stream(self._copies)
+            try:
+                yield
+            finally:
+                torch.accelerator.set_stream(before)
+
+    def mark(self) -> Mark:
+        """Record an event; None on MPS, whose one queue keeps the order."""
+        return None if self._copies is None else torch.accelerator.current_stream(self._device).record_event()
+
+    def wait(self, mark: Mark) -> None:
+        """Let this thread's stream wait for an event; the host goes on."""
+        if isinstance(mark, torch.Event):
+            torch.accelerator.current_stream(self._device).wait_event(mark)
+
+    def reach(self, mark: Mark) -> None:
+        """Let the host wait for an event."""
+        if isinstance(mark, torch.Event):
+            mark.synchronize()
 
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
@@ -118,4 +159,4 @@ def _capabilities(device: torch.device) -> Capabilities:
     unified = device.type == "mps" or (
         device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # untyped in torch
     )
-    return Capabilities(pinned_memory=not unified, streams=not unified, unified=unified)
+    return Capabilities(pinned_memory=device.type == "cuda" and not unified, streams=not unified, unified=unified)

@@ -105,8 +105,12 @@ class FileReader:
             list(left)
             wait(workers)
             raise
-        for one in workers:
-            one.result()
+        try:
+            for one in workers:
+                one.result()
+        finally:
+            # An error knows this frame: a frame that knew the error would keep the memory until garbage is collected.
+            workers = one = None
 
     def read(self, wanted: Read, into: memoryview, *, around: bool) -> None:
         """One read of at most a chunk.

@@ -15,9 +15,10 @@ from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
 from .guards import MappedWeight, ReleasedWeight
-from .machine import Machine
+from .machine import Machine, Mark
 from .names import Binding
 from .slots import Slots
+from .transport import Weights, fetch
 from .units import Unit
 
 
@@ -61,11 +62,14 @@ class Resident:
         self._slots = Slots(machine, fetcher, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
         self._check_slots(staging)
         self._users: dict[int, int] = {}
+        self._held_there: Mark = None  # The mark behind which what is held for the phase is there.
+        self._placeholders: dict[int, Weights] = {}
         for unit in units:
             if unit.hold is Hold.always:
                 self.always_bytes += unit.layout.nbytes if unit.home is Home.device else 0
-                self._bind(unit, unit.source)
+                self._bind(self._at_home(unit))
             else:
+                self._placeholders[id(unit)] = self._released(unit)
                 self._unbind(unit)
         self._note_peak()
 
@@ -90,50 +94,47 @@ class Resident:
         for unit in [unit for unit in self._slots.units() if self._users.get(id(unit))]:
             self._drop(unit)
         self._users.clear()
-        if self._entered:
-            return
-        try:
-            # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
-            with torch.inference_mode(mode=False), torch.no_grad():
-                self.fetcher.open()
-                for unit in self._held:
-                    self._hold(unit)
-                self._slots.open()
-        except BaseException:
-            self.leave()
-            raise
-        self._entered = True
-        self._note_peak()
+        if not self._entered:
+            try:
+                # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
+                with torch.inference_mode(mode=False):
+                    self.fetcher.open()
+                    for unit in self._held:
+                        self._hold(unit)
+                    self._slots.open()
+            except BaseException:
+                self.leave()
+                raise
+            self._entered = True
+            self._note_peak()
+        self.machine.wait(self._held_there)
 
     def leave(self) -> None:
         """End the phase: everything but what is held always goes back to its home."""
-        for unit in (*self._held, *self._streamed):
-            self._unbind(unit)
         self._slots.close()
         self.fetcher.close()
+        for unit in (*self._held, *self._streamed):
+            self._unbind(unit)
         self._users.clear()
-        self._held_bytes = 0
+        self._held_bytes, self._held_there = 0, None
         self._entered = False
-        self.machine.synchronize()
         self.machine.empty_cache()
 
     def acquire(self, unit: Unit) -> None:
         """Have a layer's weights there until `release`, and those after it on their way as the plan says.
 
         Raises:
-            ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
+            ExecutionError: it is not the component's phase, every slot is in use by another layer, or gradients are on
+                and the layer requires them.
         """
         self._refuse_training((unit,))
-        if not self._users.get(id(unit)):
-            with torch.inference_mode(mode=False), torch.no_grad():
-                weights = self._slots.weights(unit, self._users)
-                if weights is None:
-                    raise ExecutionError(
-                        f"component '{self.name}': layer '{unit.label}' finds none of {self._slot_count} slots free",
-                        hint="its layers are used within one another: plan with more slots, or hold them for the phase",
-                    )
-                self._bind(unit, weights)
-        self._users[id(unit)] = self._users.get(id(unit), 0) + 1
+        users = self._users.get(id(unit), 0)
+        if not users:
+            weights = self._slots.weights(unit, self._users)
+            if weights is None:
+                raise self._no_slot(unit)
+            self._bind(weights)
+        self._users[id(unit)] = users + 1
         self._fetch_ahead(unit)
 
     def release(self, unit: Unit) -> None:
@@ -144,39 +145,62 @@ class Resident:
         elif users:
             self._drop(unit)
 
-    @property
-    def _slot_count(self) -> int:
-        return self._staging.slots if self._staging else 0
+    def _no_slot(self, unit: Unit) -> ExecutionError:
+        where = f"component '{self.name}': layer '{unit.label}'"
+        if not self._entered:
+            return ExecutionError(
+                f"{where} is called outside its component's phase",
+                hint=f"call the component itself, or `enter('{self.name}')` of the loaded pipeline before",
+            )
+        return ExecutionError(
+            f"{where} finds none of {self._staging.slots if self._staging else 0} slots free",
+            hint="its layers are used within one another: plan with more slots, or hold them for the phase",
+        )
 
     def _fetch_ahead(self, unit: Unit) -> None:
         """The layers after this one in the order of the stacks; after the last comes the first, of the next pass."""
         ahead = self._staging.prefetch_layers if self._staging else 0
-        with torch.inference_mode(mode=False), torch.no_grad():
-            for step in range(1, ahead + 1):
-                position = self._position[id(unit)] + step
-                if position < len(self._streamed) or self._repeats:
-                    self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
+        for step in range(1, ahead + 1):
+            position = self._position[id(unit)] + step
+            if position < len(self._streamed) or self._repeats:
+                self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
 
     def _hold(self, unit: Unit) -> None:
         place = self.fetcher.packed(unit, self.machine.allocate(unit.layout.nbytes))
-        place.fill()
+        # What it was allocated from may be in use until now.
+        self._held_there = fetch(self.machine, place, (self.machine.mark(),))
         self._held_bytes += unit.layout.nbytes
-        self._bind(unit, place.weights)
+        self._bind(place.weights)
 
     def _drop(self, unit: Unit) -> None:
         self._unbind(unit)
         self._slots.free(unit)
 
-    def _bind(self, unit: Unit, weights: Mapping[str, torch.Tensor]) -> None:
-        in_place = unit.home in (Home.mapped, Home.locked) and unit.hold is Hold.always
-        for stored, weight in weights.items():
-            binding = self.bindings[stored]
-            _assign(binding, MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, False))
-
     def _unbind(self, unit: Unit) -> None:
-        for stored, weight in unit.source.items():
-            binding = self.bindings[stored]
-            _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
+        self._bind(self._placeholders[id(unit)])
+
+    def _bind(self, weights: Weights) -> None:
+        """Bind everywhere. Whether one requires a gradient is kept: on the CPU torch chooses kernels by that."""
+        # Placeholders and mapped weights would each be asked through their guards.
+        with torch._C.DisableTorchFunctionSubclass():
+            for stored, weight in weights.items():
+                places = self.bindings[stored].places
+                weight.requires_grad_(places[0].get().requires_grad)
+                for place in places:
+                    place.put(weight)
+
+    def _at_home(self, unit: Unit) -> Weights:
+        in_place = unit.home in (Home.mapped, Home.locked)
+        return {
+            stored: MappedWeight.of(self.bindings[stored].name, weight) if in_place else nn.Parameter(weight, False)
+            for stored, weight in unit.source.items()
+        }
+
+    def _released(self, unit: Unit) -> Weights:
+        return {
+            stored: ReleasedWeight.of(self.bindings[stored].name, weight, self.machine.device)
+            for stored, weight in unit.source.items()
+        }
 
     def _check_slots(self, staging: Staging | None) -> None:
         """A slot that is too small would be found out in the middle of a forward."""
@@ -202,13 +226,6 @@ class Resident:
 
     def _note_peak(self) -> None:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
-
-
-def _assign(binding: Binding, weight: torch.Tensor) -> None:
-    """Bind everywhere. Whether it requires a gradient is kept: on the CPU torch chooses kernels by that."""
-    weight.requires_grad_(binding.places[0].get().requires_grad)
-    for place in binding.places:
-        place.put(weight)
 
 
 def entries_of(layer: nn.Module) -> Iterable[nn.Module]:

@@ -11,20 +11,27 @@ from dataclasses import dataclass
 
 import torch
 
+from ..plans.units import KIB
 from .fetching import Fetcher
-from .machine import Machine
-from .transport import Place, Weights
+from .machine import Machine, Mark
+from .transport import Place, Weights, fetch
 from .units import Unit
+
+SMALL_BYTES = 64 * KIB
+"""Layers below it are copied when they are needed: that takes less time than to hand them to another thread."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Taken:
-    """A slot that is a layer's: its weights are `there`, or are being copied ahead of use, or nobody has begun to."""
+    """A slot that is a layer's: its weights are `there`, or are being copied ahead of use, or nobody has begun to.
+
+    They are there for a stream that waits for the mark that copying gave.
+    """
 
     unit: Unit
     index: int
     place: Place
-    copying: "Future[None] | None" = None
+    copying: "Future[Mark] | None" = None
     there: bool = False
 
 
@@ -44,6 +51,7 @@ class Slots:
         self._count = count
         self._slot_bytes = slot_bytes
         self._buffers: list[torch.Tensor] = []
+        self._used: list[Mark] = []  # By slot, the mark behind its last use.
         self._taken: dict[int, _Taken] = {}  # By id of the unit; the oldest first.
         self._places: dict[tuple[int, int], Place] = {}  # By id of the unit and slot, made once while they are open.
         self._reader: ThreadPoolExecutor | None = None
@@ -70,16 +78,18 @@ class Slots:
             DeviceMemoryError: the device has not enough left.
         """
         self._buffers += [self._machine.allocate(self._slot_bytes) for _ in range(self._count - len(self._buffers))]
+        self._used = [self._machine.mark()] * len(self._buffers)
 
     def close(self) -> None:
         """Give the buffers back, when nothing is copied into them any more."""
         for unit in self.units():
             self.free(unit)
+        self._machine.synchronize()
         self._places.clear()
         self._buffers.clear()
 
     def weights(self, unit: Unit, busy: Collection[int]) -> Weights | None:
-        """A layer's weights in a slot, complete; null where every slot is busy.
+        """A layer's weights in a slot, complete for this thread's stream; null where every slot is busy.
 
         Args:
             unit: the layer.
@@ -92,25 +102,33 @@ class Slots:
         return taken.place.weights
 
     def fetch_ahead(self, unit: Unit) -> None:
-        """Begin to copy a layer, if there is an empty slot and the reader works."""
+        """Begin to copy a layer, if it is worth it, there is an empty slot, and the reader works."""
         if id(unit) in self._taken or len(self._taken) >= len(self._buffers) or self._reader_broke:
+            return
+        if unit.layout.nbytes < SMALL_BYTES:
             return
         taken = self._take(unit, ())
         if taken is not None:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
-            taken.copying = self._reader.submit(_fill, taken.place)
+            try:
+                taken.copying = self._reader.submit(fetch, self._machine, taken.place, (self._used[taken.index],))
+            except RuntimeError:  # The system gives no thread. The pool would keep what it was asked.
+                self._reader, self._reader_broke = None, True
 
     def free(self, unit: Unit) -> None:
-        """Empty a layer's slot. What still reads it, or is still copied into it, is waited for."""
+        """Empty a layer's slot. A copy into it is waited for; the next one waits for what this stream reads."""
         taken = self._taken.pop(id(unit), None)
-        if taken is not None and taken.copying is not None:
+        if taken is None:
+            return
+        if taken.copying is not None:
             self._reader_broke |= taken.copying.exception() is not None
-        self._machine.synchronize()
+        if taken.there:
+            self._used[taken.index] = self._machine.mark()
 
     def _take(self, unit: Unit, busy: Collection[int]) -> _Taken | None:
-        used = {taken.index for taken in self._taken.values()}
-        index = next((index for index in range(len(self._buffers)) if index not in used), None)
+        full = {taken.index for taken in self._taken.values()}
+        index = next((index for index in range(len(self._buffers)) if index not in full), None)
         if index is None:
             idle = next((taken for taken in self._taken.values() if id(taken.unit) not in busy), None)
             if idle is None:
@@ -119,26 +137,24 @@ class Slots:
             self.free(idle.unit)
         place = self._places.get((id(unit), index))
         if place is None:
-            place = self._places[id(unit), index] = self._fetcher.in_slot(unit, self._buffers[index])
+            with torch.inference_mode(mode=False):
+                place = self._places[id(unit), index] = self._fetcher.in_slot(unit, self._buffers[index])
         taken = _Taken(unit=unit, index=index, place=place)
         self._taken[id(unit)] = taken
         return taken
 
     def _complete(self, taken: _Taken) -> None:
         if taken.copying is not None:
-            failed = taken.copying.exception() is not None
-            taken.copying, taken.there = None, not failed
-            self._reader_broke |= failed
+            copying, taken.copying = taken.copying, None
+            if copying.exception() is None:
+                self._machine.wait(copying.result())
+                taken.there = True
+            else:
+                self._reader_broke = True
         if not taken.there:
             try:
-                _fill(taken.place)
+                self._machine.wait(fetch(self._machine, taken.place, (self._used[taken.index],)))
             except BaseException:
                 del self._taken[id(taken.unit)]
                 raise
             taken.there = True
-
-
-def _fill(place: Place) -> None:
-    """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        place.fill()

@@ -1,7 +1,7 @@
 """Reads of a unit's bytes to where they belong: into host memory, or through buffers on the host to a device."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -11,7 +11,7 @@ import torch
 
 from ..models.headers import READ_ALIGNMENT
 from .layout import Layout, Read, Stored, as_stored, extents, reads_into
-from .machine import Machine
+from .machine import Machine, Mark
 from .pages import Pages, anonymous_pages, in_page_cache
 from .reads import FileReader
 
@@ -24,6 +24,23 @@ class Place:
 
     weights: Weights
     fill: Callable[[], None]
+
+
+def fetch(machine: Machine, place: Place, behind: Iterable[Mark] = ()) -> Mark:
+    """Fill a place through the copy stream, and give the mark behind which its weights are there.
+
+    Weights are plain tensors whatever mode the caller computes in: they outlive it.
+
+    Args:
+        machine: the compute device.
+        place: of the unit.
+        behind: marks behind which the place's memory is not used any more.
+    """
+    with torch.inference_mode(mode=False), torch.no_grad(), machine.copying():
+        for mark in behind:
+            machine.wait(mark)
+        place.fill()
+        return machine.mark()
 
 
 def fill(machine: Machine, weights: Weights, source: Weights) -> None:
@@ -75,7 +92,7 @@ class Transport:
         self.reader = reader
         self.staged = machine.device.type != "cpu"
         self._machine = machine
-        self._buffers: SimpleQueue[torch.Tensor] = SimpleQueue()
+        self._buffers: SimpleQueue[tuple[torch.Tensor, Mark]] = SimpleQueue()  # Each with its last copy's mark.
 
     @property
     def staging_bytes(self) -> int:
@@ -91,7 +108,7 @@ class Transport:
         if self.staged and self._buffers.empty():
             make = self._machine.pinned if self._machine.capabilities.pinned_memory else anonymous_pages
             for buffer in [make(self.reader.chunk_bytes) for _ in range(self.reader.depth)]:
-                self._buffers.put(buffer)
+                self._buffers.put((buffer, None))
 
     def close(self) -> None:
         """Give the buffers back; nothing may be under way."""
@@ -120,7 +137,8 @@ class Transport:
                 _Part(read=read, into=memory[read.at : read.at + -(-read.nbytes // unit) * unit])
                 for read in self._chunks(route)
             ]
-        return Place(weights=route.layout.views(buffer), fill=partial(self._fill, parts, route.in_blocks, cached))
+        fill_buffer = partial(self._fill, buffer, parts, route.in_blocks, cached)
+        return Place(weights=route.layout.views(buffer), fill=fill_buffer)
 
     def _chunks(self, route: Route) -> Iterator[Read]:
         return (chunk for read in route.reads for chunk in read.chunks(self.reader.chunk_bytes))
@@ -142,22 +160,28 @@ class Transport:
                     overlaps.append((begin, begin + high - low, (low - chunk.offset, high - chunk.offset)))
             yield chunk, overlaps
 
-    def _fill(self, parts: Sequence[_Part], in_blocks: bool, cached: Sequence[Pages]) -> None:  # noqa: FBT001
+    def _fill(self, buffer: torch.Tensor, parts: Sequence[_Part], in_blocks: bool, cached: Sequence[Pages]) -> None:  # noqa: FBT001
         around = in_blocks and not (cached and in_page_cache(cached))
         self.reader.each(parts, partial(self._carry, around=around))
+        # Else a backward that has kept what was there before would take these bytes for it.
+        torch.autograd.graph.increment_version(buffer)
 
     def _carry(self, part: _Part, *, around: bool) -> None:
         if part.into is not None:
             return self.reader.read(part.read, part.into, around=around)
         buffers = self._buffers
-        buffer = buffers.get()
+        buffer, copied = buffers.get()
         try:
+            self._machine.reach(copied)
             self.reader.read(part.read, _memory(buffer), around=around)
-            for target, begin, end in part.copies:
-                self._machine.copy_in(target, buffer[begin:end])
-            self._machine.synchronize()
+            with self._machine.copying():
+                try:
+                    for target, begin, end in part.copies:
+                        self._machine.copy_in(target, buffer[begin:end])
+                finally:
+                    copied = self._machine.mark()
         finally:
-            buffers.put(buffer)
+            buffers.put((buffer, copied))
         return None
 
 

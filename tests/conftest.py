@@ -11,3 +11,9 @@ settings.load_profile("placewise")
 def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A calibration that somebody made on this machine must not decide what a test sees."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_are_read_ahead_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests' layers are small, so that otherwise nothing would ever be read ahead."""
+    monkeypatch.setattr("placewise.executor.slots.SMALL_BYTES", 0)

@@ -2,11 +2,12 @@
 
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ...plans.errors import ExecutionError
-from ..machine import Capabilities, MemoryFigures
+from ..machine import Capabilities, Mark, MemoryFigures
 from ..pages import anonymous_pages
 from .device import SimulatedDevice
 
@@ -64,8 +65,21 @@ class SimulatedMachine:
 
     def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Write the host tensor `source` into `destination`; done when this returns."""
-        with torch.no_grad():
-            destination.copy_(source)
+        destination.copy_(source)
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Change nothing: copies are done when `copy_in` returns."""
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        """Give None: everything is done."""
+        return None
+
+    def wait(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
+
+    def reach(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
 
     def synchronize(self) -> None:
         """Return at once: nothing runs later here."""
