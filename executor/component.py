@@ -4,8 +4,9 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -23,8 +24,10 @@ from .mapping import Mappings
 from .names import Binding, Bindings, match_names
 from .procmaps import MapsSnapshot, snapshot_maps
 from .reads import FileReader, can_read
-from .resident import Resident, entries_of
+from .resident import Resident, Stage, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
+
+_Hook = TypeVar("_Hook")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def load_component(
     module: nn.Module,
     host: Machine,
     device: Machine,
-    enter: Callable[[Resident], None],
+    stage: Stage,
     progress: Progress = ignore,
     *,
     passes: int = 1,
@@ -81,7 +84,7 @@ def load_component(
         module: built without weights.
         host: where host copies are made.
         device: the compute device.
-        enter: called with the component's weights before each of its forwards; ends another component's phase.
+        stage: the pipeline's, on which one component at a time has its phase.
         progress: told the bytes of each unit when it is at home.
         passes: forwards in one request.
 
@@ -102,8 +105,11 @@ def load_component(
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
     fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
-    resident = Resident(placement.component, device, units, parameters, placement.staging, fetcher, repeats=passes > 1)
-    _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
+    resident = Resident(
+        placement.component, device, units, parameters, placement.staging, fetcher, stage, repeats=passes > 1
+    )
+    if stage.has_phases:
+        _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots)
     maps = snapshot_maps()
     _check_homes(placement.component, facts, units, device, maps)
     pinned = sum(unit.layout.nbytes for unit in units if unit.home is Home.pinned)
@@ -194,35 +200,54 @@ def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device:
 
 
 def _install_hooks(
-    module: nn.Module,
-    resident: Resident,
-    streamed: Mapping[str | None, Unit],
-    roots: Mapping[UnitKey, str],
-    enter: Callable[[Resident], None],
+    module: nn.Module, resident: Resident, streamed: Mapping[str | None, Unit], roots: Mapping[UnitKey, str]
 ) -> None:
-    """Fetch and release around forwards. The hooks hold no reference to the module, so deleting it frees it at once."""
+    """Fetch and release around forwards. The hooks hold no reference to the module, so deleting it frees it at once.
 
+    A child that a method other than `forward` calls begins the phase before anything in it is looked at: some modules
+    choose their kernels by whether a weight is a placeholder.
+    """
+
+    @_untraced
+    def enter(_: nn.Module, __: object) -> None:
+        resident.enter()
+
+    @_untraced
     def begin(_: nn.Module, __: object) -> None:
-        enter(resident)
+        resident.begin()
 
-    module.register_forward_pre_hook(begin)
+    layers: set[nn.Module] = set()
     for (stack, number), root in roots.items():
         unit = streamed.get(layer_prefix(stack or "", number))
-        if unit is None:
-            continue
-        for entry in entries_of(module.get_submodule(root)):
-            _hook_layer(entry, resident, unit)
+        if unit is not None:
+            layers.update(entries_of(module.get_submodule(root)))
+            for entry in entries_of(module.get_submodule(root)):
+                _hook_layer(entry, resident, unit)
+    module.register_forward_pre_hook(enter)
+    for child in module.children():
+        for entry in entries_of(child):
+            if entry not in layers:
+                entry.register_forward_pre_hook(begin)
 
 
 def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
+    @_untraced
     def acquire(_: nn.Module, __: object) -> None:
         resident.acquire(unit)
 
+    @_untraced
     def release(_: nn.Module, __: object, ___: object) -> None:
         resident.release(unit)
 
     entry.register_forward_pre_hook(acquire)
     entry.register_forward_hook(release, always_call=True)
+
+
+def _untraced(hook: _Hook) -> _Hook:
+    """Leave a hook out of compiled graphs, as torch.compiler.disable would, which imports the compiler."""
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    hook._torchdynamo_disable_msg = "weights are fetched here"  # type: ignore[attr-defined]
+    return hook
 
 
 def _check_homes(

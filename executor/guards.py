@@ -10,7 +10,7 @@ through here first; the tensors' own kernels then run on plain tensors, so resul
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch.nn import functional as F
@@ -19,6 +19,7 @@ from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
 
 _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
+_Kind = TypeVar("_Kind", bound="_Guarded")
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
 
@@ -86,9 +87,11 @@ class MappedWeight(_Guarded):
     def __torch_function__(
         cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: _Kwargs | None = None
     ) -> Any:
+        if ReleasedWeight in types:
+            return NotImplemented  # Its own handler brings it or refuses, and comes back here.
         kwargs = kwargs or {}
         if func not in cls._COMPUTES:
-            for weight in _written(func, args, kwargs):
+            for weight in _written(func, args, kwargs, MappedWeight):
                 raise ReadOnlyWeightError(
                     f"weight '{weight.weight_name}' is a view of the checkpoint file, and {_name(func)} would write it",
                     hint="plan it with home device or pageable, or assign a new parameter in its place",
@@ -103,29 +106,29 @@ class MappedWeight(_Guarded):
         return clone
 
 
-def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs) -> Iterator[MappedWeight]:
-    """The mapped weights that a call would write."""
+def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs, kind: type[_Kind]) -> Iterator[_Kind]:
+    """The weights of a kind that a call would write."""
     name = _name(function)
     if name == "data=":
-        yield from (target for target in _mapped(args[:1]) if not _same_memory(target, args[1]))
+        yield from (target for target in _among(args[:1], kind) if not _same_memory(target, args[1]))
     elif name in MappedWeight._IN_PLACE or (
         name.endswith("_") and not name.endswith("__") and name not in MappedWeight._HARMLESS
     ):
         # Functions of torch.nn.init hand their tensor over by name.
-        yield from _mapped(args[:1] or tuple(kwargs.values())[:1])
+        yield from _among(args[:1] or tuple(kwargs.values())[:1], kind)
     elif kwargs.get("inplace"):
-        yield from _mapped(args[:1])
+        yield from _among(args[:1], kind)
     elif name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
-        yield from _mapped(args[1:2])  # Rows longer than max_norm are scaled where they lie.
-    yield from _mapped((kwargs.get("out"),))
+        yield from _among(args[1:2], kind)  # Rows longer than max_norm are scaled where they lie.
+    yield from _among((kwargs.get("out"),), kind)
 
 
-def _mapped(values: Sequence[Any]) -> Iterator[MappedWeight]:
+def _among(values: Sequence[Any], kind: type[_Kind]) -> Iterator[_Kind]:
     for value in values:
-        if isinstance(value, MappedWeight):
+        if isinstance(value, kind):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _mapped(cast("Sequence[Any]", value))
+            yield from _among(cast("Sequence[Any]", value), kind)
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -138,7 +141,7 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         if result.device.type != "cpu" or isinstance(result, MappedWeight):
             return result
-        for weight in _mapped(args):
+        for weight in _among(args, MappedWeight):
             if _same_memory(weight, result):
                 view = result.as_subclass(MappedWeight)
                 view.weight_name, view._is_param = weight.weight_name, False
@@ -155,23 +158,33 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
 class ReleasedWeight(_Guarded):
     """A placeholder with the shape and dtype of a weight that is not on its compute device now.
 
-    Its `device` is the compute device, so that what is built beside the weights is built there. Using it as data
-    raises an error that names it.
+    Its `device` is the compute device, so that what is built beside the weights is built there. Computing with it
+    brings the weight itself where something can, and else raises an error that names it; so do moving and writing.
     """
 
     compute_device: torch.device
+    bring: Callable[[], torch.Tensor | None] | None
 
     _ANSWERS: ClassVar[frozenset[str]] = frozenset(_METADATA.split())
     """All that is known of a weight without its data."""
 
+    _MOVES: ClassVar[frozenset[str]] = frozenset("to cpu cuda xpu half float double bfloat16 type".split())
+    """What a module's own methods of these names call to replace its weights."""
+
     @staticmethod
-    def of(name: str, weight: torch.Tensor, compute_device: torch.device) -> "ReleasedWeight":
-        """The placeholder for a weight."""
+    def of(
+        name: str,
+        weight: torch.Tensor,
+        compute_device: torch.device,
+        bring: Callable[[], torch.Tensor | None] | None = None,
+    ) -> "ReleasedWeight":
+        """The placeholder for a weight, and what gives the weight itself when it is computed with."""
         shell = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         placeholder = shell.as_subclass(ReleasedWeight)
-        placeholder.weight_name, placeholder.compute_device, placeholder._is_param = (
+        placeholder.weight_name, placeholder.compute_device, placeholder.bring, placeholder._is_param = (
             name,
             compute_device,
+            bring,
             True,
         )
         return placeholder
@@ -192,10 +205,15 @@ class ReleasedWeight(_Guarded):
             if name in cls._ANSWERS or (name == "data=" and args[1] is first):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-        raise ReleasedWeightError(
-            f"weight '{_released_name(args, kwargs)}' is released, and {name} would read or move it",
-            hint="call the layer or the component that it belongs to: its weights are there while its forward runs",
-        )
+        if name not in cls._MOVES and next(_written(func, args, kwargs, ReleasedWeight), None) is None:
+            args, kwargs = _brought(args), {key: _brought(value) for key, value in kwargs.items()}
+        for weight in _among((*args, *kwargs.values()), ReleasedWeight):
+            raise ReleasedWeightError(
+                f"weight '{weight.weight_name}' is released, and {name} would read or move it",
+                hint="call the layer that it belongs to, whose weights are there while its forward runs, "
+                "or plan the layer with hold phase",
+            )
+        return func(*args, **kwargs)
 
     def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:
         """Whether `.to(...)` asks for nothing that is not so already."""
@@ -215,12 +233,12 @@ class ReleasedWeight(_Guarded):
         return copy.deepcopy(self)
 
 
-def _released_name(args: Sequence[Any], kwargs: _Kwargs) -> str:
-    stack: list[Any] = [*args, *kwargs.values()]
-    while stack:
-        value = stack.pop(0)
-        if isinstance(value, ReleasedWeight):
-            return value.weight_name
-        if isinstance(value, (tuple, list)):
-            stack = [*cast("Sequence[Any]", value), *stack]
-    return "?"
+def _brought(value: Any) -> Any:
+    """The same argument with weights in place of those placeholders that can be replaced."""
+    if isinstance(value, ReleasedWeight):
+        weight = value.bring() if value.bring else None
+        return value if weight is None else weight
+    if isinstance(value, (tuple, list)):
+        members = [_brought(member) for member in cast("Sequence[Any]", value)]
+        return members if isinstance(value, list) else tuple(members)
+    return value

@@ -13,31 +13,14 @@ from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
 from ..plans.errors import DriftError, RefusedError
 from ..plans.pipeline import Component
+from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
 from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
 from .machines import CPU, open_machines
-from .resident import Resident
+from .resident import Stage
 from .units import Progress, ignore
-
-
-@dataclass(slots=True)
-class _Stage:
-    """Whose phase it is. One component at a time has its phase's weights on the device."""
-
-    current: Resident | None = None
-
-    def enter(self, resident: Resident) -> None:
-        if self.current is not None and self.current is not resident:
-            self.current.leave()
-        self.current = resident
-        resident.enter()
-
-    def clear(self) -> None:
-        if self.current is not None:
-            self.current.leave()
-        self.current = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +34,7 @@ class LoadedPipeline:
     components: Mapping[str, LoadedComponent]
     machines: Mapping[str, Machine]
     load_s: float
-    _stage: _Stage = field(repr=False)
+    _stage: Stage = field(repr=False)
 
     def __getitem__(self, component: str) -> nn.Module:
         return self.components[component].module
@@ -61,8 +44,8 @@ class LoadedPipeline:
         return self.components[component].resident.machine.device
 
     def enter(self, component: str) -> None:
-        """Begin a component's phase without its forward, for entry points such as `encode` and `decode`."""
-        self._stage.enter(self.components[component].resident)
+        """Begin a component's phase before anything of it is used; its first use does so too."""
+        self.components[component].resident.enter()
 
     def release(self) -> None:
         """End the phase that is going on: every weight that is not always held goes home."""
@@ -100,7 +83,9 @@ def load_plan(
     if leaves_little(plan):
         fix_heap()
     opened = open_machines(plan, machines or {})
-    stage = _Stage()
+    stage = Stage(
+        has_phases=any(segment.hold is not Hold.always for each in plan.placements for segment in each.segments)
+    )
     by_name = {component.name: component for component in plan.pipeline.components}
     components = {
         placement.component: _load(
@@ -123,7 +108,7 @@ def _load(
     root: Path,
     modules: Mapping[str, nn.Module],
     machines: Mapping[str, Machine],
-    stage: _Stage,
+    stage: Stage,
     progress: Progress,
 ) -> LoadedComponent:
     facts = _read_planned(component, root)
@@ -136,7 +121,7 @@ def _load(
         module,
         machines[CPU],
         machines[placement.compute_device],
-        stage.enter,
+        stage,
         progress,
         passes=component.passes,
     )

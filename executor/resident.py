@@ -2,10 +2,12 @@
 
 A layer is absent, on its way, or in use. Weights that are not in use are placeholders. Any order of use is right: a
 layer that is called is fetched first, wherever the last one was; what was fetched ahead and not used gives up its slot
-when one is needed.
+when one is needed. The phase begins with the first use of what it holds, whichever method of the module that is in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from weakref import ref
 
 import torch
 from torch import nn
@@ -21,6 +23,34 @@ from .slots import Slots
 from .units import Unit
 
 
+class Stage:
+    """Whose phase it is: one component at a time has its phase's weights on the device. It keeps none alive.
+
+    Args:
+        has_phases: whether weights of any component leave their device.
+    """
+
+    def __init__(self, *, has_phases: bool) -> None:
+        self.has_phases = has_phases
+        self._current: ref[Resident] | None = None
+
+    def enter(self, resident: "Resident") -> None:
+        """Begin a component's phase, after the end of another's."""
+        if self._of() is not resident:
+            self.clear()
+        self._current = ref(resident)
+        resident.open()
+
+    def clear(self) -> None:
+        """End the phase that is going on."""
+        if (current := self._of()) is not None:
+            current.leave()
+        self._current = None
+
+    def _of(self) -> "Resident | None":
+        return self._current() if self._current else None
+
+
 class Resident:
     """Binds, fetches and releases the units of one component.
 
@@ -31,6 +61,7 @@ class Resident:
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
         fetcher: brings to the device what is not at home there.
+        stage: tells the component whose phase is going on that it ends.
         repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
 
@@ -42,6 +73,7 @@ class Resident:
         bindings: Mapping[str, Binding],
         staging: Staging | None,
         fetcher: Fetcher,
+        stage: Stage,
         *,
         repeats: bool = False,
     ) -> None:
@@ -51,6 +83,7 @@ class Resident:
         self.bindings = bindings
         self.fetcher = fetcher
         self._staging = staging
+        self._stage = stage
         self._repeats = repeats
         self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
@@ -61,11 +94,13 @@ class Resident:
         self._slots = Slots(machine, fetcher, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
         self._check_slots(staging)
         self._users: dict[int, int] = {}
+        self._placeholders: dict[str, ReleasedWeight] = {}  # By stored name, for all that leaves the device.
         for unit in units:
             if unit.hold is Hold.always:
                 self.always_bytes += unit.layout.nbytes if unit.home is Home.device else 0
                 self._bind(unit, unit.source)
             else:
+                self._placeholders |= self._placeholders_of(unit)
                 self._unbind(unit)
         self._note_peak()
 
@@ -80,18 +115,25 @@ class Resident:
         return self._slots.reader_broke
 
     def enter(self) -> None:
-        """Begin the phase: fetch what is held for it, and make the slots. Nothing stays in use from before.
+        """Begin a pass of the whole component. Nothing stays in use from one that was interrupted.
 
         Raises:
             DeviceMemoryError: the device has not enough left; then nothing of the phase is there.
             ExecutionError: gradients are on, and a weight that leaves again requires one.
         """
-        self._refuse_training(self._held)
         for unit in [unit for unit in self._slots.units() if self._users.get(id(unit))]:
             self._drop(unit)
         self._users.clear()
-        if self._entered:
-            return
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the phase unless it is going on, by the first use of any part of the component. Raises as `enter`."""
+        self._refuse_training(self._held)
+        if not self._entered:
+            self._stage.enter(self)
+
+    def open(self) -> None:
+        """Fetch what is held for the phase, and make the slots."""
         try:
             # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -124,6 +166,8 @@ class Resident:
             ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
         """
         self._refuse_training((unit,))
+        if not self._entered:
+            self.begin()
         if not self._users.get(id(unit)):
             with torch.inference_mode(mode=False), torch.no_grad():
                 weights = self._slots.weights(unit, self._users)
@@ -174,9 +218,21 @@ class Resident:
             _assign(binding, MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, False))
 
     def _unbind(self, unit: Unit) -> None:
-        for stored, weight in unit.source.items():
-            binding = self.bindings[stored]
-            _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
+        for stored in unit.source:
+            _assign(self.bindings[stored], self._placeholders[stored])
+
+    def _placeholders_of(self, unit: Unit) -> dict[str, ReleasedWeight]:
+        """Those of what is held for the phase begin it. They keep this component no more alive than its module does."""
+        with torch.inference_mode(mode=False):
+            return {
+                stored: ReleasedWeight.of(
+                    self.bindings[stored].name,
+                    weight,
+                    self.machine.device,
+                    partial(_fetched, ref(self), self.bindings[stored]) if unit.hold is Hold.phase else None,
+                )
+                for stored, weight in unit.source.items()
+            }
 
     def _check_slots(self, staging: Staging | None) -> None:
         """A slot that is too small would be found out in the middle of a forward."""
@@ -202,6 +258,14 @@ class Resident:
 
     def _note_peak(self) -> None:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
+
+
+def _fetched(of: "ref[Resident]", binding: Binding) -> torch.Tensor | None:
+    """A weight that is held for the phase, which begins; null where its component is gone."""
+    if (resident := of()) is None:
+        return None
+    resident.begin()
+    return binding.places[0].get()
 
 
 def _assign(binding: Binding, weight: torch.Tensor) -> None:
