@@ -6,7 +6,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -28,6 +29,9 @@ from .resident import Resident, Stage, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
 
 _Hook = TypeVar("_Hook")
+
+_PLACED: Final[WeakSet[nn.Module]] = WeakSet()
+"""Modules that carry a plan's weights and hooks, each component's with all its children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,7 @@ def load_component(
     """
     _check_honoured(placement)
     found = match_names(module, facts.tensors, facts.aliases)
+    _claim(placement.component, module)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
@@ -137,6 +142,18 @@ def _check_honoured(placement: Placement) -> None:
                 " and hold always would leave its weights there",
                 hint="plan with hold phase or layer, or with home device",
             )
+
+
+def _claim(component: str, module: nn.Module) -> None:
+    """Refuse a module that is placed already: two that fetch its weights would do so over one another."""
+    inner = list(module.modules())
+    by = next(("accelerate" for each in inner if hasattr(each, "_hf_hook")), None)
+    if by or any(each in _PLACED for each in inner):
+        raise ExecutionError(
+            f"component '{component}': this {type(module).__name__} is placed already, by {by or 'another load'}",
+            hint="give a module that was built afresh",
+        )
+    _PLACED.update(inner)
 
 
 def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ through here first; the tensors' own kernels then run on plain tensors, so resul
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -21,7 +22,11 @@ _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
 _Kind = TypeVar("_Kind", bound="_Guarded")
 
+_SCALARS = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
+
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+
+_REFUSED = "to cpu cuda xpu half float double bfloat16 type data= set_ data_ptr untyped_storage numpy"
 
 _METADATA = """
 shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse
@@ -37,6 +42,14 @@ def _name(function: _Function) -> str:
         attribute = getattr(getattr(function, "__self__", None), "__name__", "")
         return attribute if name == "__get__" else f"{attribute}="
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A weight that is there until it is given back; null where it stays for the phase."""
+
+    weight: torch.Tensor
+    give_back: Callable[[], None] | None = None
 
 
 class _Guarded(torch.Tensor):
@@ -159,32 +172,32 @@ class ReleasedWeight(_Guarded):
     """A placeholder with the shape and dtype of a weight that is not on its compute device now.
 
     Its `device` is the compute device, so that what is built beside the weights is built there. Computing with it
-    brings the weight itself where something can, and else raises an error that names it; so do moving and writing.
+    borrows the weight itself; moving it, writing it and what else would outlast the loan raises an error that names it.
     """
 
     compute_device: torch.device
-    bring: Callable[[], torch.Tensor | None] | None
+    borrow: Callable[[], Loan | None]
 
     _ANSWERS: ClassVar[frozenset[str]] = frozenset(_METADATA.split())
     """All that is known of a weight without its data."""
 
-    _MOVES: ClassVar[frozenset[str]] = frozenset("to cpu cuda xpu half float double bfloat16 type".split())
-    """What a module's own methods of these names call to replace its weights."""
+    _REFUSES: ClassVar[frozenset[str]] = frozenset(_REFUSED.split())
+    """What a module's casts and moves call to replace its weights, and what gives away where the data lies."""
 
     @staticmethod
     def of(
         name: str,
         weight: torch.Tensor,
         compute_device: torch.device,
-        bring: Callable[[], torch.Tensor | None] | None = None,
+        borrow: Callable[[], Loan | None],
     ) -> "ReleasedWeight":
-        """The placeholder for a weight, and what gives the weight itself when it is computed with."""
+        """The placeholder for a weight, and what lends the weight itself to a function; null when it is gone."""
         shell = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         placeholder = shell.as_subclass(ReleasedWeight)
-        placeholder.weight_name, placeholder.compute_device, placeholder.bring, placeholder._is_param = (
+        placeholder.weight_name, placeholder.compute_device, placeholder.borrow, placeholder._is_param = (
             name,
             compute_device,
-            bring,
+            borrow,
             True,
         )
         return placeholder
@@ -205,15 +218,21 @@ class ReleasedWeight(_Guarded):
             if name in cls._ANSWERS or (name == "data=" and args[1] is first):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-        if name not in cls._MOVES and next(_written(func, args, kwargs, ReleasedWeight), None) is None:
-            args, kwargs = _brought(args), {key: _brought(value) for key, value in kwargs.items()}
-        for weight in _among((*args, *kwargs.values()), ReleasedWeight):
-            raise ReleasedWeightError(
-                f"weight '{weight.weight_name}' is released, and {name} would read or move it",
-                hint="call the layer that it belongs to, whose weights are there while its forward runs, "
-                "or plan the layer with hold phase",
-            )
-        return func(*args, **kwargs)
+        if name in cls._REFUSES or next(_written(func, args, kwargs, ReleasedWeight), None) is not None:
+            raise _refusal(name, args, kwargs)
+        loans: list[Loan] = []
+        try:
+            lent, named = _lent(args, loans), {key: _lent(value, loans) for key, value in kwargs.items()}
+            if next(_among((*lent, *named.values()), ReleasedWeight), None) is not None:
+                raise _refusal(name, lent, named)
+            kept = _owned(func(*lent, **named), [loan.weight for loan in loans if loan.give_back])
+            if kept is NotImplemented:
+                raise _refusal(name, args, kwargs)
+            return kept
+        finally:
+            for loan in loans:
+                if loan.give_back:
+                    loan.give_back()
 
     def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:
         """Whether `.to(...)` asks for nothing that is not so already."""
@@ -233,12 +252,34 @@ class ReleasedWeight(_Guarded):
         return copy.deepcopy(self)
 
 
-def _brought(value: Any) -> Any:
-    """The same argument with weights in place of those placeholders that can be replaced."""
+def _refusal(name: str, args: Sequence[Any], kwargs: _Kwargs) -> ReleasedWeightError:
+    weight = next(_among((*args, *kwargs.values()), ReleasedWeight))
+    return ReleasedWeightError(
+        f"weight '{weight.weight_name}' is released, and {name} would move it or outlast its stay on the device",
+        hint="compute with it; to read it from its home, use LoadedComponent.weights()",
+    )
+
+
+def _lent(value: Any, loans: list[Loan]) -> Any:
+    """The same argument with weights in place of placeholders; those that are gone stay."""
     if isinstance(value, ReleasedWeight):
-        weight = value.bring() if value.bring else None
-        return value if weight is None else weight
+        loan = value.borrow()
+        loans += [loan] if loan else []
+        return loan.weight if loan else value
     if isinstance(value, (tuple, list)):
-        members = [_brought(member) for member in cast("Sequence[Any]", value)]
+        members = [_lent(member, loans) for member in cast("Sequence[Any]", value)]
         return members if isinstance(value, list) else tuple(members)
     return value
+
+
+def _owned(result: Any, lent: Sequence[torch.Tensor]) -> Any:
+    """A result that keeps nothing of weights that are given back: views are copied; NotImplemented for other kinds."""
+    if not lent or isinstance(result, _SCALARS):
+        return result
+    if isinstance(result, torch.Tensor):
+        storages = {weight.untyped_storage()._cdata for weight in lent}
+        return result.clone() if result.untyped_storage()._cdata in storages else result
+    if isinstance(result, (tuple, list)):
+        members = [_owned(member, lent) for member in cast("Sequence[Any]", result)]
+        return NotImplemented if NotImplemented in members else type(result)(members)
+    return NotImplemented

@@ -4,14 +4,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..models.build import build_module
+from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, RefusedError
+from ..plans.errors import DriftError, ExecutionError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
@@ -31,6 +32,7 @@ class LoadedPipeline:
     """
 
     plan: Plan
+    root: Path
     components: Mapping[str, LoadedComponent]
     machines: Mapping[str, Machine]
     load_s: float
@@ -38,6 +40,24 @@ class LoadedPipeline:
 
     def __getitem__(self, component: str) -> nn.Module:
         return self.components[component].module
+
+    def library(self) -> Any:
+        """What the model's library gives: a new diffusers pipeline over the bound modules, or the model itself.
+
+        Raises:
+            ExecutionError: diffusers cannot build it, or its components compute on several devices, between which its
+                code would not move their inputs.
+        """
+        if not (self.root / "model_index.json").is_file():
+            (component,) = self.components
+            return self[component]
+        devices = {str(self.device(name)) for name in self.components}
+        if len(devices) > 1:
+            raise ExecutionError(
+                f"the pipeline's components compute on {', '.join(sorted(devices))}, and diffusers' own code on one",
+                hint="plan them all on one device, or call the components yourself",
+            )
+        return build_pipeline(self.root, {name: self[name] for name in self.components})
 
     def device(self, component: str) -> torch.device:
         """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""
@@ -95,6 +115,7 @@ def load_plan(
     }
     return LoadedPipeline(
         plan=plan,
+        root=root,
         components=components,
         machines=opened,
         load_s=time.perf_counter() - started,

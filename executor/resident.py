@@ -16,7 +16,7 @@ from ..plans.document import Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
-from .guards import MappedWeight, ReleasedWeight
+from .guards import Loan, MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
 from .slots import Slots
@@ -165,6 +165,24 @@ class Resident:
         Raises:
             ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
         """
+        self._use(unit)
+        self._fetch_ahead(unit)
+
+    def release(self, unit: Unit) -> None:
+        """End one use; after the last one the weights are placeholders again. Harmless where nothing is in use."""
+        if self._end_use(unit):
+            self._slots.free(unit)
+
+    def lend(self, unit: Unit, stored: str) -> Loan:
+        """One weight for a function that is called on it outside of its layer's forward. Raises as `acquire`."""
+        if unit.hold is Hold.phase:
+            self.begin()
+            return Loan(self.bindings[stored].places[0].get())
+        self._use(unit)
+        # The slot stays the layer's until another needs it: more of the layer is likely to be called.
+        return Loan(self.bindings[stored].places[0].get(), partial(self._end_use, unit))
+
+    def _use(self, unit: Unit) -> None:
         self._refuse_training((unit,))
         if not self._entered:
             self.begin()
@@ -178,15 +196,15 @@ class Resident:
                     )
                 self._bind(unit, weights)
         self._users[id(unit)] = self._users.get(id(unit), 0) + 1
-        self._fetch_ahead(unit)
 
-    def release(self, unit: Unit) -> None:
-        """End one use; after the last one the weights are placeholders again. Harmless where nothing is in use."""
+    def _end_use(self, unit: Unit) -> bool:
+        """Whether that was the last use."""
         users = self._users.pop(id(unit), 0)
         if users > 1:
             self._users[id(unit)] = users - 1
         elif users:
-            self._drop(unit)
+            self._unbind(unit)
+        return users == 1
 
     @property
     def _slot_count(self) -> int:
@@ -222,14 +240,14 @@ class Resident:
             _assign(self.bindings[stored], self._placeholders[stored])
 
     def _placeholders_of(self, unit: Unit) -> dict[str, ReleasedWeight]:
-        """Those of what is held for the phase begin it. They keep this component no more alive than its module does."""
+        """They keep nothing alive: this component lives as long as its module's hooks."""
         with torch.inference_mode(mode=False):
             return {
                 stored: ReleasedWeight.of(
                     self.bindings[stored].name,
                     weight,
                     self.machine.device,
-                    partial(_fetched, ref(self), self.bindings[stored]) if unit.hold is Hold.phase else None,
+                    partial(_lend, ref(self), unit, stored),
                 )
                 for stored, weight in unit.source.items()
             }
@@ -260,12 +278,9 @@ class Resident:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
 
 
-def _fetched(of: "ref[Resident]", binding: Binding) -> torch.Tensor | None:
-    """A weight that is held for the phase, which begins; null where its component is gone."""
-    if (resident := of()) is None:
-        return None
-    resident.begin()
-    return binding.places[0].get()
+def _lend(of: "ref[Resident]", unit: Unit, stored: str) -> Loan | None:
+    resident = of()
+    return resident.lend(unit, stored) if resident else None
 
 
 def _assign(binding: Binding, weight: torch.Tensor) -> None:

@@ -202,7 +202,8 @@ def test_a_released_weight_is_never_read_as_data(checkpoint: Path) -> None:
         inner(x)
     assert str(caught.value) == (
         "weight 'blocks.2.blocks.1.weight' is released, and linear would read or move it\n"
-        "hint: call the layer that it belongs to, whose weights are there while its forward runs, or plan the layer with hold phase"
+        "hint: call the layer that it belongs to, whose weights are there while its forward runs, "
+        "or plan the layer with hold phase"
     )
 
 
