@@ -4,13 +4,14 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import layer_prefix
@@ -28,7 +29,7 @@ from .reads import FileReader, can_read
 from .resident import Resident, Stage, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
 
-_Hook = TypeVar("_Hook")
+_INTERPRETED: Final = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
 
 _PLACED: Final[WeakSet[nn.Module]] = WeakSet()
 """Modules that carry a plan's weights and hooks, each component's with all its children."""
@@ -260,11 +261,23 @@ def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
     entry.register_forward_hook(release, always_call=True)
 
 
-def _untraced(hook: _Hook) -> _Hook:
-    """Leave a hook out of compiled graphs, as torch.compiler.disable would, which imports the compiler."""
-    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
-    hook._torchdynamo_disable_msg = "weights are fetched here"  # type: ignore[attr-defined]
-    return hook
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Leave a hook, and all that it calls, to the interpreter where the module is compiled.
+
+    As torch.compiler.disable does, which would import the compiler.
+    """
+
+    def run(*args: object) -> None:
+        before = eval_frame.set_eval_frame(None)
+        try:
+            hook(*args)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    eval_frame.set_code_exec_strategy(run.__code__, _INTERPRETED)
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    run._torchdynamo_disable_msg = "weights are fetched here"  # type: ignore[attr-defined]
+    return run
 
 
 def _check_homes(

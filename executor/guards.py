@@ -92,7 +92,8 @@ class MappedWeight(_Guarded):
     @staticmethod
     def of(name: str, view: torch.Tensor) -> "MappedWeight":
         """The guarded weight over a view of the mapping."""
-        weight = view.as_subclass(MappedWeight)
+        # As nn.Parameter is made: kernels are chosen by whether an operand is a leaf or a view.
+        weight = torch.Tensor._make_subclass(MappedWeight, view)
         weight.weight_name, weight._is_param = name, True
         return weight
 
