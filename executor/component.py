@@ -99,8 +99,9 @@ def load_component(
         DeviceMemoryError: a device has not enough memory left.
     """
     _check_honoured(placement)
+    _check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
-    _claim(placement.component, module)
+    _PLACED.update(module.modules())
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
@@ -145,16 +146,15 @@ def _check_honoured(placement: Placement) -> None:
             )
 
 
-def _claim(component: str, module: nn.Module) -> None:
+def _check_free(component: str, module: nn.Module) -> None:
     """Refuse a module that is placed already: two that fetch its weights would do so over one another."""
-    inner = list(module.modules())
-    by = next(("accelerate" for each in inner if hasattr(each, "_hf_hook")), None)
-    if by or any(each in _PLACED for each in inner):
-        raise ExecutionError(
-            f"component '{component}': this {type(module).__name__} is placed already, by {by or 'another load'}",
-            hint="give a module that was built afresh",
-        )
-    _PLACED.update(inner)
+    for each in module.modules():
+        by = "accelerate" if hasattr(each, "_hf_hook") else "another load" if each in _PLACED else None
+        if by is not None:
+            raise ExecutionError(
+                f"component '{component}': this {type(module).__name__} is placed already, by {by}",
+                hint="give a module that was built afresh",
+            )
 
 
 def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:
