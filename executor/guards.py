@@ -26,7 +26,7 @@ _SCALARS = (bool, int, float, complex, str, torch.dtype, torch.device, type(None
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
 
-_REFUSED = "to cpu cuda xpu half float double bfloat16 type set_ data_ptr untyped_storage numpy"
+_REFUSED = "to cpu cuda xpu half float double bfloat16 type data_ptr untyped_storage numpy"
 
 _METADATA = """
 shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse

@@ -82,6 +82,10 @@ def view_of_a_layers_weight(tower: Tower, _: torch.Tensor, x: torch.Tensor) -> t
     return tower.blocks[3](tower.blocks[2](tower.blocks[1](x))) @ view.t()
 
 
+def copied(tower: Tower, _: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(16, device=x.device).copy_(tower.blocks[3].get_parameter("norm.weight"))
+
+
 def fused(tower: Tower, _: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return tower.get_submodule("encoder")(x)
 
@@ -97,6 +101,7 @@ ENTRIES: tuple[Entry, ...] = (
     children_in_a_list,
     weights_of_layers,
     view_of_a_layers_weight,
+    copied,
     fused,
 )
 
@@ -163,9 +168,9 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Towers:
         st.tuples(st.sampled_from(("first", "second")), st.sampled_from((*ENTRIES, None))), min_size=1, max_size=6
     ),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_sequence_of_calls_gives_the_plain_outputs(
-    towers: Towers, hold: Hold, home: Home, host: bool, calls: list[tuple[str, Entry | None]]
+    *, towers: Towers, hold: Hold, home: Home, host: bool, calls: list[tuple[str, Entry | None]]
 ) -> None:
     """Also: no more than one component's phase is on the device at any time. No entry at all is a release."""
     folder, plans, plain = towers
@@ -198,11 +203,11 @@ def test_the_last_component_goes_home_on_release(checkpoint: Path, entry: Entry)
 def test_an_exception_outside_of_forward_leaves_nothing_behind(checkpoint: Path) -> None:
     pipeline = load(streaming(checkpoint), checkpoint, Encoder)
     tower, device = pipeline["model"], pipeline.device("model")
+    assert isinstance(tower, Tower)
     call(head, tower, device)
     resting = pipeline.machines[SIM].memory().allocated_bytes
     for entry in (layer, child_of_layer, weights_of_layers):
         with pytest.raises(RuntimeError):
-            assert isinstance(tower, Tower)
             entry(tower, IDS, torch.ones(3, 5, device=SIM))
         assert pipeline.machines[SIM].memory().allocated_bytes == resting
         assert all(isinstance(weight, ReleasedWeight) for weight in tower.blocks.parameters())
@@ -220,7 +225,6 @@ USES: dict[str, Use] = {
     "data_ptr": lambda weight: weight.data_ptr(),
     "numpy": lambda weight: weight.numpy(),
     "untyped_storage": lambda weight: weight.untyped_storage(),
-    "set_": lambda weight: torch.ones(16, 16).set_(weight),
 }
 
 
@@ -240,7 +244,7 @@ def test_a_placeholder_that_outlives_its_component_is_not_data(checkpoint: Path)
     pipeline = load(streaming(checkpoint), checkpoint, Encoder)
     weight = pipeline["model"].get_parameter("head.weight")
     del pipeline
-    with pytest.raises(ReleasedWeightError, match="weight 'embed.weight' is released"):
+    with pytest.raises(ReleasedWeightError, match=r"weight 'embed\.weight' is released"):
         F.linear(STATES.to(SIM), weight)
 
 
@@ -355,7 +359,7 @@ def test_a_mapped_module_runs_where_it_is_compiled(checkpoint: Path) -> None:
     cols=st.integers(1, 40),
 )
 def test_a_mapped_weight_takes_the_kernel_of_a_parameter(
-    strided: bool, grad: bool, offset: int, rows: int, cols: int
+    *, strided: bool, grad: bool, offset: int, rows: int, cols: int
 ) -> None:
     """A weight that was a view and required a gradient was multiplied in another way, and differed in the last bit."""
     from placewise.executor.guards import MappedWeight
