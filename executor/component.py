@@ -209,12 +209,24 @@ def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device:
             value = mappings.view(weight.stored).clone()
             for place in weight.places:
                 place.put(value)
+    _check_buffers(module)
     moved: dict[int, torch.Tensor] = {}
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
     return sum(buffer.nbytes for buffer in moved.values())
+
+
+def _check_buffers(module: nn.Module) -> None:
+    empty = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if empty:
+        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise ExecutionError(
+            f"{type(module).__name__}: {len(empty)} buffers are on meta and not in the checkpoint: {shown}",
+            hint="build it on the CPU, or under placewise.models.build.parameters_on_meta, "
+            "so that its buffers are computed",
+        )
 
 
 def _install_hooks(

@@ -49,7 +49,7 @@ class Loan:
     """A weight that is there until it is given back; null where it stays for the phase."""
 
     weight: torch.Tensor
-    give_back: Callable[[], None] | None = None
+    give_back: Callable[[], object] | None = None
 
 
 class _Guarded(torch.Tensor):
@@ -282,5 +282,5 @@ def _owned(result: Any, lent: Sequence[torch.Tensor]) -> Any:
         return result.clone() if result.untyped_storage()._cdata in storages else result
     if isinstance(result, (tuple, list)):
         members = [_owned(member, lent) for member in cast("Sequence[Any]", result)]
-        return NotImplemented if NotImplemented in members else type(result)(members)
+        return NotImplemented if any(member is NotImplemented for member in members) else type(result)(members)
     return NotImplemented

@@ -38,6 +38,15 @@ IMAGE = torch.linspace(-1, 1, 3 * 16 * 16).view(1, 3, 16, 16)
 PLACES = ("resident", "mapped", "phase", "layer")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Threads that share out tiny products only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _no_grad() -> Iterator[None]:
     with torch.no_grad():
