@@ -1,6 +1,6 @@
 """Whatever is called first, of whichever component: it gives what the plain module gives, or our error."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
 
 import json
