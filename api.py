@@ -1,4 +1,4 @@
-"""The public face: measure, plan, check, load. Each call is one step of the way from facts to a running module."""
+"""The public face: measure, plan, check, load, apply. Each call is one step from facts to a running module."""
 
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -12,6 +12,7 @@ from .planner.measuring.facts import measure_machine
 from .plans.codec import plan_from_json, plan_to_json, read_plan
 from .plans.document import Plan
 from .plans.drift import ChangedFact, drift
+from .plans.errors import InputError
 from .plans.machine import Machine
 from .plans.pipeline import Pipeline, Workload
 from .plans.policy import Policy
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from .executor.load import LoadedPipeline
 
-__all__ = ["check", "inspect", "load", "measure", "plan", "plan_from_json", "plan_to_json", "read_plan"]
+__all__ = ["apply", "check", "inspect", "load", "measure", "plan", "plan_from_json", "plan_to_json", "read_plan"]
 
 
 def measure(model: Path | str | None = None, *, accelerators: bool = True) -> Machine:
@@ -118,6 +119,27 @@ def load(
 
     path = Path(model)
     return load_plan(plan, path if path.is_dir() else path.parent, modules=modules, progress=progress or ignore)
+
+
+def apply(plan: Plan, model: Path | str, module: "nn.Module") -> "LoadedPipeline":
+    """Bind a module that you built to a plan of one component. Its weights become those of the checkpoint.
+
+    Args:
+        plan: one that fits.
+        model: the path that was planned.
+        module: on meta, or with weights, which it loses.
+
+    Raises:
+        InputError: the plan has several components.
+        PlacewiseError: as `load`.
+    """
+    names = [placement.component for placement in plan.placements]
+    if len(names) > 1:
+        raise InputError(
+            f"the plan has {len(names)} components: {', '.join(names)}",
+            hint="load(plan, model, modules={name: module}) takes any of them",
+        )
+    return load(plan, model, modules=dict.fromkeys(names, module))
 
 
 def version() -> str:

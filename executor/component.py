@@ -6,9 +6,12 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import layer_prefix
@@ -23,8 +26,13 @@ from .mapping import Mappings
 from .names import Binding, Bindings, match_names
 from .procmaps import MapsSnapshot, snapshot_maps
 from .reads import FileReader, can_read
-from .resident import Resident, entries_of
+from .resident import Resident, Stage, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
+
+_INTERPRETED: Final = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+
+_PLACED: Final[WeakSet[nn.Module]] = WeakSet()
+"""Modules that carry a plan's weights and hooks, each component's with all its children."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +76,7 @@ def load_component(
     module: nn.Module,
     host: Machine,
     device: Machine,
-    enter: Callable[[Resident], None],
+    stage: Stage,
     progress: Progress = ignore,
     *,
     passes: int = 1,
@@ -81,7 +89,7 @@ def load_component(
         module: built without weights.
         host: where host copies are made.
         device: the compute device.
-        enter: called with the component's weights before each of its forwards; ends another component's phase.
+        stage: the pipeline's, on which one component at a time has its phase.
         progress: told the bytes of each unit when it is at home.
         passes: forwards in one request.
 
@@ -91,7 +99,9 @@ def load_component(
         DeviceMemoryError: a device has not enough memory left.
     """
     _check_honoured(placement)
+    _check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
+    _PLACED.update(module.modules())
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
@@ -102,8 +112,11 @@ def load_component(
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
     fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
-    resident = Resident(placement.component, device, units, parameters, placement.staging, fetcher, repeats=passes > 1)
-    _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
+    resident = Resident(
+        placement.component, device, units, parameters, placement.staging, fetcher, stage, repeats=passes > 1
+    )
+    if stage.has_phases:
+        _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots)
     maps = snapshot_maps()
     _check_homes(placement.component, facts, units, device, maps)
     pinned = sum(unit.layout.nbytes for unit in units if unit.home is Home.pinned)
@@ -130,6 +143,17 @@ def _check_honoured(placement: Placement) -> None:
                 f"component '{placement.component}': home {segment.home} is not on {placement.compute_device},"
                 " and hold always would leave its weights there",
                 hint="plan with hold phase or layer, or with home device",
+            )
+
+
+def _check_free(component: str, module: nn.Module) -> None:
+    """Refuse a module that is placed already: two that fetch its weights would do so over one another."""
+    for each in module.modules():
+        by = "accelerate" if hasattr(each, "_hf_hook") else "another load" if each in _PLACED else None
+        if by is not None:
+            raise ExecutionError(
+                f"component '{component}': this {type(module).__name__} is placed already, by {by}",
+                hint="give a module that was built afresh",
             )
 
 
@@ -185,6 +209,7 @@ def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device:
             value = mappings.view(weight.stored).clone()
             for place in weight.places:
                 place.put(value)
+    _check_buffers(module)
     moved: dict[int, torch.Tensor] = {}
     for owner in module.modules():
         for name, buffer in owner._buffers.items():
@@ -193,36 +218,78 @@ def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device:
     return sum(buffer.nbytes for buffer in moved.values())
 
 
+def _check_buffers(module: nn.Module) -> None:
+    empty = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if empty:
+        shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise ExecutionError(
+            f"{type(module).__name__}: {len(empty)} buffers are on meta and not in the checkpoint: {shown}",
+            hint="build it on the CPU, or under placewise.models.build.parameters_on_meta, "
+            "so that its buffers are computed",
+        )
+
+
 def _install_hooks(
-    module: nn.Module,
-    resident: Resident,
-    streamed: Mapping[str | None, Unit],
-    roots: Mapping[UnitKey, str],
-    enter: Callable[[Resident], None],
+    module: nn.Module, resident: Resident, streamed: Mapping[str | None, Unit], roots: Mapping[UnitKey, str]
 ) -> None:
-    """Fetch and release around forwards. The hooks hold no reference to the module, so deleting it frees it at once."""
+    """Fetch and release around forwards. The hooks hold no reference to the module, so deleting it frees it at once.
 
+    A child that a method other than `forward` calls begins the phase before anything in it is looked at: some modules
+    choose their kernels by whether a weight is a placeholder.
+    """
+
+    @_untraced
+    def enter(_: nn.Module, __: object) -> None:
+        resident.enter()
+
+    @_untraced
     def begin(_: nn.Module, __: object) -> None:
-        enter(resident)
+        resident.begin()
 
-    module.register_forward_pre_hook(begin)
+    layers: set[nn.Module] = set()
     for (stack, number), root in roots.items():
         unit = streamed.get(layer_prefix(stack or "", number))
-        if unit is None:
-            continue
-        for entry in entries_of(module.get_submodule(root)):
-            _hook_layer(entry, resident, unit)
+        if unit is not None:
+            layers.update(entries_of(module.get_submodule(root)))
+            for entry in entries_of(module.get_submodule(root)):
+                _hook_layer(entry, resident, unit)
+    module.register_forward_pre_hook(enter)
+    for child in module.children():
+        for entry in entries_of(child):
+            if entry not in layers:
+                entry.register_forward_pre_hook(begin)
 
 
 def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
+    @_untraced
     def acquire(_: nn.Module, __: object) -> None:
         resident.acquire(unit)
 
+    @_untraced
     def release(_: nn.Module, __: object, ___: object) -> None:
         resident.release(unit)
 
     entry.register_forward_pre_hook(acquire)
     entry.register_forward_hook(release, always_call=True)
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Leave a hook, and all that it calls, to the interpreter where the module is compiled.
+
+    As torch.compiler.disable does, which would import the compiler.
+    """
+
+    def run(*args: object) -> None:
+        before = eval_frame.set_eval_frame(None)
+        try:
+            hook(*args)
+        finally:
+            eval_frame.set_eval_frame(before)
+
+    eval_frame.set_code_exec_strategy(run.__code__, _INTERPRETED)
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    run._torchdynamo_disable_msg = "weights are fetched here"  # type: ignore[attr-defined]
+    return run
 
 
 def _check_homes(

@@ -10,7 +10,8 @@ through here first; the tensors' own kernels then run on plain tensors, so resul
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch.nn import functional as F
@@ -19,8 +20,13 @@ from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
 
 _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
+_Kind = TypeVar("_Kind", bound="_Guarded")
+
+_SCALARS = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+
+_REFUSED = "to cpu cuda xpu half float double bfloat16 type data_ptr untyped_storage numpy"
 
 _METADATA = """
 shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse
@@ -36,6 +42,14 @@ def _name(function: _Function) -> str:
         attribute = getattr(getattr(function, "__self__", None), "__name__", "")
         return attribute if name == "__get__" else f"{attribute}="
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A weight that is there until it is given back; null where it stays for the phase."""
+
+    weight: torch.Tensor
+    give_back: Callable[[], object] | None = None
 
 
 class _Guarded(torch.Tensor):
@@ -78,7 +92,8 @@ class MappedWeight(_Guarded):
     @staticmethod
     def of(name: str, view: torch.Tensor) -> "MappedWeight":
         """The guarded weight over a view of the mapping."""
-        weight = view.as_subclass(MappedWeight)
+        # As nn.Parameter is made: kernels are chosen by whether an operand is a leaf or a view.
+        weight = torch.Tensor._make_subclass(MappedWeight, view)
         weight.weight_name, weight._is_param = name, True
         return weight
 
@@ -86,9 +101,11 @@ class MappedWeight(_Guarded):
     def __torch_function__(
         cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: _Kwargs | None = None
     ) -> Any:
+        if ReleasedWeight in types:
+            return NotImplemented  # Its own handler brings it or refuses, and comes back here.
         kwargs = kwargs or {}
         if func not in cls._COMPUTES:
-            for weight in _written(func, args, kwargs):
+            for weight in _written(func, args, kwargs, MappedWeight):
                 raise ReadOnlyWeightError(
                     f"weight '{weight.weight_name}' is a view of the checkpoint file, and {_name(func)} would write it",
                     hint="plan it with home device or pageable, or assign a new parameter in its place",
@@ -103,29 +120,29 @@ class MappedWeight(_Guarded):
         return clone
 
 
-def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs) -> Iterator[MappedWeight]:
-    """The mapped weights that a call would write."""
+def _written(function: _Function, args: Sequence[Any], kwargs: _Kwargs, kind: type[_Kind]) -> Iterator[_Kind]:
+    """The weights of a kind that a call would write."""
     name = _name(function)
     if name == "data=":
-        yield from (target for target in _mapped(args[:1]) if not _same_memory(target, args[1]))
+        yield from (target for target in _among(args[:1], kind) if not _same_memory(target, args[1]))
     elif name in MappedWeight._IN_PLACE or (
         name.endswith("_") and not name.endswith("__") and name not in MappedWeight._HARMLESS
     ):
         # Functions of torch.nn.init hand their tensor over by name.
-        yield from _mapped(args[:1] or tuple(kwargs.values())[:1])
+        yield from _among(args[:1] or tuple(kwargs.values())[:1], kind)
     elif kwargs.get("inplace"):
-        yield from _mapped(args[:1])
+        yield from _among(args[:1], kind)
     elif name in ("embedding", "embedding_bag") and (kwargs.get("max_norm") or (len(args) > 3 and args[3])):
-        yield from _mapped(args[1:2])  # Rows longer than max_norm are scaled where they lie.
-    yield from _mapped((kwargs.get("out"),))
+        yield from _among(args[1:2], kind)  # Rows longer than max_norm are scaled where they lie.
+    yield from _among((kwargs.get("out"),), kind)
 
 
-def _mapped(values: Sequence[Any]) -> Iterator[MappedWeight]:
+def _among(values: Sequence[Any], kind: type[_Kind]) -> Iterator[_Kind]:
     for value in values:
-        if isinstance(value, MappedWeight):
+        if isinstance(value, kind):
             yield value
         elif isinstance(value, (tuple, list)):
-            yield from _mapped(cast("Sequence[Any]", value))
+            yield from _among(cast("Sequence[Any]", value), kind)
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -138,7 +155,7 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
     if isinstance(result, torch.Tensor):
         if result.device.type != "cpu" or isinstance(result, MappedWeight):
             return result
-        for weight in _mapped(args):
+        for weight in _among(args, MappedWeight):
             if _same_memory(weight, result):
                 view = result.as_subclass(MappedWeight)
                 view.weight_name, view._is_param = weight.weight_name, False
@@ -155,23 +172,33 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
 class ReleasedWeight(_Guarded):
     """A placeholder with the shape and dtype of a weight that is not on its compute device now.
 
-    Its `device` is the compute device, so that what is built beside the weights is built there. Using it as data
-    raises an error that names it.
+    Its `device` is the compute device, so that what is built beside the weights is built there. Computing with it
+    borrows the weight itself; moving it, writing it and what else would outlast the loan raises an error that names it.
     """
 
     compute_device: torch.device
+    borrow: Callable[[], Loan | None]
 
     _ANSWERS: ClassVar[frozenset[str]] = frozenset(_METADATA.split())
     """All that is known of a weight without its data."""
 
+    _REFUSES: ClassVar[frozenset[str]] = frozenset(_REFUSED.split())
+    """What a module's casts and moves call to replace its weights, and what gives away where the data lies."""
+
     @staticmethod
-    def of(name: str, weight: torch.Tensor, compute_device: torch.device) -> "ReleasedWeight":
-        """The placeholder for a weight."""
+    def of(
+        name: str,
+        weight: torch.Tensor,
+        compute_device: torch.device,
+        borrow: Callable[[], Loan | None],
+    ) -> "ReleasedWeight":
+        """The placeholder for a weight, and what lends the weight itself to a function; null when it is gone."""
         shell = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         placeholder = shell.as_subclass(ReleasedWeight)
-        placeholder.weight_name, placeholder.compute_device, placeholder._is_param = (
+        placeholder.weight_name, placeholder.compute_device, placeholder.borrow, placeholder._is_param = (
             name,
             compute_device,
+            borrow,
             True,
         )
         return placeholder
@@ -192,10 +219,21 @@ class ReleasedWeight(_Guarded):
             if name in cls._ANSWERS or (name == "data=" and args[1] is first):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-        raise ReleasedWeightError(
-            f"weight '{_released_name(args, kwargs)}' is released, and {name} would read or move it",
-            hint="call the layer or the component that it belongs to: its weights are there while its forward runs",
-        )
+        if name in cls._REFUSES or next(_written(func, args, kwargs, ReleasedWeight), None) is not None:
+            raise _refusal(name, args, kwargs)
+        loans: list[Loan] = []
+        try:
+            lent, named = _lent(args, loans), {key: _lent(value, loans) for key, value in kwargs.items()}
+            if next(_among((*lent, *named.values()), ReleasedWeight), None) is not None:
+                raise _refusal(name, lent, named)
+            kept = _owned(func(*lent, **named), [loan.weight for loan in loans if loan.give_back])
+            if kept is NotImplemented:
+                raise _refusal(name, args, kwargs)
+            return kept
+        finally:
+            for loan in loans:
+                if loan.give_back:
+                    loan.give_back()
 
     def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:
         """Whether `.to(...)` asks for nothing that is not so already."""
@@ -215,12 +253,34 @@ class ReleasedWeight(_Guarded):
         return copy.deepcopy(self)
 
 
-def _released_name(args: Sequence[Any], kwargs: _Kwargs) -> str:
-    stack: list[Any] = [*args, *kwargs.values()]
-    while stack:
-        value = stack.pop(0)
-        if isinstance(value, ReleasedWeight):
-            return value.weight_name
-        if isinstance(value, (tuple, list)):
-            stack = [*cast("Sequence[Any]", value), *stack]
-    return "?"
+def _refusal(name: str, args: Sequence[Any], kwargs: _Kwargs) -> ReleasedWeightError:
+    weight = next(_among((*args, *kwargs.values()), ReleasedWeight))
+    return ReleasedWeightError(
+        f"weight '{weight.weight_name}' is released, and {name} would move it or outlast its stay on the device",
+        hint="compute with it; to read it from its home, use LoadedComponent.weights()",
+    )
+
+
+def _lent(value: Any, loans: list[Loan]) -> Any:
+    """The same argument with weights in place of placeholders; those that are gone stay."""
+    if isinstance(value, ReleasedWeight):
+        loan = value.borrow()
+        loans += [loan] if loan else []
+        return loan.weight if loan else value
+    if isinstance(value, (tuple, list)):
+        members = [_lent(member, loans) for member in cast("Sequence[Any]", value)]
+        return members if isinstance(value, list) else tuple(members)
+    return value
+
+
+def _owned(result: Any, lent: Sequence[torch.Tensor]) -> Any:
+    """A result that keeps nothing of weights that are given back: views are copied; NotImplemented for other kinds."""
+    if not lent or isinstance(result, _SCALARS):
+        return result
+    if isinstance(result, torch.Tensor):
+        storages = {weight.untyped_storage()._cdata for weight in lent}
+        return result.clone() if result.untyped_storage()._cdata in storages else result
+    if isinstance(result, (tuple, list)):
+        members = [_owned(member, lent) for member in cast("Sequence[Any]", result)]
+        return NotImplemented if any(member is NotImplemented for member in members) else type(result)(members)
+    return NotImplemented

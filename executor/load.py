@@ -4,40 +4,24 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..models.build import build_module
+from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, RefusedError
+from ..plans.errors import DriftError, ExecutionError, RefusedError
 from ..plans.pipeline import Component
+from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
 from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
 from .machines import CPU, open_machines
-from .resident import Resident
+from .resident import Stage
 from .units import Progress, ignore
-
-
-@dataclass(slots=True)
-class _Stage:
-    """Whose phase it is. One component at a time has its phase's weights on the device."""
-
-    current: Resident | None = None
-
-    def enter(self, resident: Resident) -> None:
-        if self.current is not None and self.current is not resident:
-            self.current.leave()
-        self.current = resident
-        resident.enter()
-
-    def clear(self) -> None:
-        if self.current is not None:
-            self.current.leave()
-        self.current = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +32,40 @@ class LoadedPipeline:
     """
 
     plan: Plan
+    root: Path
     components: Mapping[str, LoadedComponent]
     machines: Mapping[str, Machine]
     load_s: float
-    _stage: _Stage = field(repr=False)
+    _stage: Stage = field(repr=False)
 
     def __getitem__(self, component: str) -> nn.Module:
         return self.components[component].module
+
+    def library(self) -> Any:
+        """What the model's library gives: a new diffusers pipeline over the bound modules, or the model itself.
+
+        Raises:
+            ExecutionError: diffusers cannot build it, or its components compute on several devices, between which its
+                code would not move their inputs.
+        """
+        if not (self.root / "model_index.json").is_file():
+            (component,) = self.components
+            return self[component]
+        devices = {str(self.device(name)) for name in self.components}
+        if len(devices) > 1:
+            raise ExecutionError(
+                f"the pipeline's components compute on {', '.join(sorted(devices))}, and diffusers' own code on one",
+                hint="plan them all on one device, or call the components yourself",
+            )
+        return build_pipeline(self.root, {name: self[name] for name in self.components})
 
     def device(self, component: str) -> torch.device:
         """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""
         return self.components[component].resident.machine.device
 
     def enter(self, component: str) -> None:
-        """Begin a component's phase without its forward, for entry points such as `encode` and `decode`."""
-        self._stage.enter(self.components[component].resident)
+        """Begin a component's phase before anything of it is used; its first use does so too."""
+        self.components[component].resident.enter()
 
     def release(self) -> None:
         """End the phase that is going on: every weight that is not always held goes home."""
@@ -100,7 +103,9 @@ def load_plan(
     if leaves_little(plan):
         fix_heap()
     opened = open_machines(plan, machines or {})
-    stage = _Stage()
+    stage = Stage(
+        has_phases=any(segment.hold is not Hold.always for each in plan.placements for segment in each.segments)
+    )
     by_name = {component.name: component for component in plan.pipeline.components}
     components = {
         placement.component: _load(
@@ -110,6 +115,7 @@ def load_plan(
     }
     return LoadedPipeline(
         plan=plan,
+        root=root,
         components=components,
         machines=opened,
         load_s=time.perf_counter() - started,
@@ -123,7 +129,7 @@ def _load(
     root: Path,
     modules: Mapping[str, nn.Module],
     machines: Mapping[str, Machine],
-    stage: _Stage,
+    stage: Stage,
     progress: Progress,
 ) -> LoadedComponent:
     facts = _read_planned(component, root)
@@ -136,7 +142,7 @@ def _load(
         module,
         machines[CPU],
         machines[placement.compute_device],
-        stage.enter,
+        stage,
         progress,
         passes=component.passes,
     )

@@ -2,10 +2,12 @@
 
 A layer is absent, on its way, or in use. Weights that are not in use are placeholders. Any order of use is right: a
 layer that is called is fetched first, wherever the last one was; what was fetched ahead and not used gives up its slot
-when one is needed.
+when one is needed. The phase begins with the first use of what it holds, whichever method of the module that is in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from weakref import ref
 
 import torch
 from torch import nn
@@ -14,12 +16,40 @@ from ..plans.document import Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
-from .guards import MappedWeight, ReleasedWeight
+from .guards import Loan, MappedWeight, ReleasedWeight
 from .machine import Machine, Mark
 from .names import Binding
 from .slots import Slots
 from .transport import Weights, fetch
 from .units import Unit
+
+
+class Stage:
+    """Whose phase it is: one component at a time has its phase's weights on the device. It keeps none alive.
+
+    Args:
+        has_phases: whether weights of any component leave their device.
+    """
+
+    def __init__(self, *, has_phases: bool) -> None:
+        self.has_phases = has_phases
+        self._current: ref[Resident] | None = None
+
+    def enter(self, resident: "Resident") -> None:
+        """Begin a component's phase, after the end of another's."""
+        if self._of() is not resident:
+            self.clear()
+        self._current = ref(resident)
+        resident.open()
+
+    def clear(self) -> None:
+        """End the phase that is going on."""
+        if (current := self._of()) is not None:
+            current.leave()
+        self._current = None
+
+    def _of(self) -> "Resident | None":
+        return self._current() if self._current else None
 
 
 class Resident:
@@ -32,6 +62,7 @@ class Resident:
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
         fetcher: brings to the device what is not at home there.
+        stage: tells the component whose phase is going on that it ends.
         repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
 
@@ -43,6 +74,7 @@ class Resident:
         bindings: Mapping[str, Binding],
         staging: Staging | None,
         fetcher: Fetcher,
+        stage: Stage,
         *,
         repeats: bool = False,
     ) -> None:
@@ -52,6 +84,7 @@ class Resident:
         self.bindings = bindings
         self.fetcher = fetcher
         self._staging = staging
+        self._stage = stage
         self._repeats = repeats
         self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
@@ -84,30 +117,38 @@ class Resident:
         return self._slots.reader_broke
 
     def enter(self) -> None:
-        """Begin the phase: fetch what is held for it, and make the slots. Nothing stays in use from before.
+        """Begin a pass of the whole component. Nothing stays in use from one that was interrupted.
 
         Raises:
             DeviceMemoryError: the device has not enough left; then nothing of the phase is there.
             ExecutionError: gradients are on, and a weight that leaves again requires one.
         """
-        self._refuse_training(self._held)
         for unit in [unit for unit in self._slots.units() if self._users.get(id(unit))]:
             self._drop(unit)
         self._users.clear()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the phase unless it is going on, by the first use of any part of the component. Raises as `enter`."""
+        self._refuse_training(self._held)
         if not self._entered:
-            try:
-                # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
-                with torch.inference_mode(mode=False):
-                    self.fetcher.open()
-                    for unit in self._held:
-                        self._hold(unit)
-                    self._slots.open()
-            except BaseException:
-                self.leave()
-                raise
-            self._entered = True
-            self._note_peak()
+            self._stage.enter(self)
         self.machine.wait(self._held_there)
+
+    def open(self) -> None:
+        """Fetch what is held for the phase, and make the slots."""
+        try:
+            # Weights outlive the forward that they are fetched for, so its inference mode is not theirs.
+            with torch.inference_mode(mode=False):
+                self.fetcher.open()
+                for unit in self._held:
+                    self._hold(unit)
+                self._slots.open()
+        except BaseException:
+            self.leave()
+            raise
+        self._entered = True
+        self._note_peak()
 
     def leave(self) -> None:
         """End the phase: everything but what is held always goes back to its home."""
@@ -124,38 +165,49 @@ class Resident:
         """Have a layer's weights there until `release`, and those after it on their way as the plan says.
 
         Raises:
-            ExecutionError: it is not the component's phase, every slot is in use by another layer, or gradients are on
-                and the layer requires them.
+            ExecutionError: every slot is in use by another layer, or gradients are on and the layer requires them.
         """
-        self._refuse_training((unit,))
-        users = self._users.get(id(unit), 0)
-        if not users:
-            weights = self._slots.weights(unit, self._users)
-            if weights is None:
-                raise self._no_slot(unit)
-            self._bind(weights)
-        self._users[id(unit)] = users + 1
+        self._use(unit)
         self._fetch_ahead(unit)
 
     def release(self, unit: Unit) -> None:
         """End one use; after the last one the weights are placeholders again. Harmless where nothing is in use."""
+        if self._end_use(unit):
+            self._slots.free(unit)
+
+    def lend(self, unit: Unit, stored: str) -> Loan:
+        """One weight for a function that is called on it outside of its layer's forward. Raises as `acquire`."""
+        if unit.hold is Hold.phase:
+            self.begin()
+            return Loan(self.bindings[stored].places[0].get())
+        self._use(unit)
+        # The slot stays the layer's until another needs it: more of the layer is likely to be called.
+        return Loan(self.bindings[stored].places[0].get(), partial(self._end_use, unit))
+
+    def _use(self, unit: Unit) -> None:
+        self._refuse_training((unit,))
+        if not self._entered:
+            self.begin()
+        users = self._users.get(id(unit), 0)
+        if not users:
+            weights = self._slots.weights(unit, self._users)
+            if weights is None:
+                raise ExecutionError(
+                    f"component '{self.name}': layer '{unit.label}' finds none of"
+                    f" {self._staging.slots if self._staging else 0} slots free",
+                    hint="its layers are used within one another: plan with more slots, or hold them for the phase",
+                )
+            self._bind(weights)
+        self._users[id(unit)] = users + 1
+
+    def _end_use(self, unit: Unit) -> bool:
+        """Whether that was the last use."""
         users = self._users.pop(id(unit), 0)
         if users > 1:
             self._users[id(unit)] = users - 1
         elif users:
-            self._drop(unit)
-
-    def _no_slot(self, unit: Unit) -> ExecutionError:
-        where = f"component '{self.name}': layer '{unit.label}'"
-        if not self._entered:
-            return ExecutionError(
-                f"{where} is called outside its component's phase",
-                hint=f"call the component itself, or `enter('{self.name}')` of the loaded pipeline before",
-            )
-        return ExecutionError(
-            f"{where} finds none of {self._staging.slots if self._staging else 0} slots free",
-            hint="its layers are used within one another: plan with more slots, or hold them for the phase",
-        )
+            self._unbind(unit)
+        return users == 1
 
     def _fetch_ahead(self, unit: Unit) -> None:
         """The layers after this one in the order of the stacks; after the last comes the first, of the next pass."""
@@ -197,10 +249,17 @@ class Resident:
         }
 
     def _released(self, unit: Unit) -> Weights:
-        return {
-            stored: ReleasedWeight.of(self.bindings[stored].name, weight, self.machine.device)
-            for stored, weight in unit.source.items()
-        }
+        """They keep nothing alive: this component lives as long as its module's hooks."""
+        with torch.inference_mode(mode=False):
+            return {
+                stored: ReleasedWeight.of(
+                    self.bindings[stored].name,
+                    weight,
+                    self.machine.device,
+                    partial(_lend, ref(self), unit, stored),
+                )
+                for stored, weight in unit.source.items()
+            }
 
     def _check_slots(self, staging: Staging | None) -> None:
         """A slot that is too small would be found out in the middle of a forward."""
@@ -226,6 +285,11 @@ class Resident:
 
     def _note_peak(self) -> None:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
+
+
+def _lend(of: "ref[Resident]", unit: Unit, stored: str) -> Loan | None:
+    resident = of()
+    return resident.lend(unit, stored) if resident else None
 
 
 def entries_of(layer: nn.Module) -> Iterable[nn.Module]:

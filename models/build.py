@@ -30,13 +30,7 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
             f"component '{component.name}' does not say how it is built (library {component.library!r})",
             hint="build the module yourself, on the meta device, and give it: load(..., modules={name: module})",
         )
-    try:
-        library: Any = importlib.import_module(component.library)
-    except ImportError:
-        raise ExecutionError(
-            f"component '{component.name}' is built by {component.library}, which is not installed",
-            hint=f"pip install 'placewise[{component.library}]'",
-        ) from None
+    library = _imported(component.library, f"component '{component.name}'")
     with parameters_on_meta(), _default_dtype(dtype):
         module: nn.Module = _BUILDERS[component.library](library, component.class_name, folder)
     if hasattr(module, "tie_weights"):
@@ -44,9 +38,39 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
     return module.eval()
 
 
+def build_pipeline(folder: Path, modules: Mapping[str, nn.Module]) -> Any:
+    """The diffusers pipeline of a folder with model_index.json, over modules that are there already.
+
+    Schedulers, tokenizers and processors are loaded by diffusers; no code of the folder runs.
+
+    Raises:
+        ExecutionError: diffusers is not installed, or cannot build it.
+    """
+    library = _imported("diffusers", f"pipeline {folder}")
+    try:
+        return library.DiffusionPipeline.from_pretrained(folder, local_files_only=True, **modules)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ExecutionError(
+            f"diffusers cannot build the pipeline {folder}: {error}",
+            hint="build it yourself over the modules: PipelineClass(unet=loaded['unet'], ...)",
+        ) from error
+
+
+def _imported(library: str, what: str) -> Any:
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        raise ExecutionError(
+            f"{what} is built by {library}, which is not installed", hint=f"pip install 'placewise[{library}]'"
+        ) from None
+
+
 def _from_transformers(library: Any, class_name: str, folder: Path) -> nn.Module:
     config = library.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    return cast(nn.Module, getattr(library, class_name)(config))
+    model = getattr(library, class_name)(config)
+    if (folder / "generation_config.json").is_file() and model.can_generate():
+        model.generation_config = library.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return cast(nn.Module, model)
 
 
 def _from_diffusers(library: Any, class_name: str, folder: Path) -> nn.Module:

@@ -24,7 +24,6 @@ from placewise.plans.errors import (
     ExecutionError,
     ReadOnlyWeightError,
     RefusedError,
-    ReleasedWeightError,
 )
 from placewise.plans.policy import Hold, Home, Override
 from placewise.plans.units import GIB
@@ -191,19 +190,6 @@ def test_the_device_of_a_module_is_where_it_computes_wherever_its_weights_rest(c
                 output(pipeline)
             assert {parameter.device for parameter in pipeline["model"].parameters()} == {torch.device(SIM)}
             assert pipeline.device("model") == torch.device(SIM)
-
-
-def test_a_released_weight_is_never_read_as_data(checkpoint: Path) -> None:
-    pipeline = load(streaming(checkpoint), checkpoint, Tower)
-    block = pipeline["model"].get_submodule("blocks.2")
-    inner = block.get_submodule("blocks.1")
-    x = torch.ones(1, 16, device=SIM)
-    with pytest.raises(ReleasedWeightError) as caught:
-        inner(x)
-    assert str(caught.value) == (
-        "weight 'blocks.2.blocks.1.weight' is released, and linear would read or move it\n"
-        "hint: call the layer or the component that it belongs to: its weights are there while its forward runs"
-    )
 
 
 def test_a_mapped_weight_is_never_written_and_the_file_never_changes(checkpoint: Path) -> None:
