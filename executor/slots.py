@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import increment_version
 
 from .fetching import Fetcher
 from .machine import Machine
@@ -142,3 +143,5 @@ def _fill(place: Place) -> None:
     """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
     with torch.inference_mode(mode=False), torch.no_grad():
         place.fill()
+        # Autograd, which may have kept what was in the slot, does not see reads from files.
+        increment_version(place.weights.values())
