@@ -101,7 +101,6 @@ def load_component(
     _check_honoured(placement)
     _check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
-    _PLACED.update(module.modules())
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
@@ -110,6 +109,7 @@ def load_component(
     mappings = Mappings(facts.files, facts.tensors)
     homes = Homes(mappings, facts.tensors, host, device)
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
+    _PLACED.update(module.modules())
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
     fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
     resident = Resident(

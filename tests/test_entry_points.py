@@ -14,10 +14,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from placewise.executor.guards import ReleasedWeight
 from placewise.executor.load import LoadedPipeline, load_plan
-from placewise.plans.document import Plan
+from placewise.plans.document import Plan, Reader
 from placewise.plans.errors import ExecutionError, InputError, ReleasedWeightError
 from placewise.plans.policy import Hold, Home, Override
-from placewise.plans.units import GIB
+from placewise.plans.units import GIB, KIB
 from torch import nn
 from torch.nn import functional as F
 
@@ -289,6 +289,24 @@ def test_training_is_refused_at_every_entry(checkpoint: Path, entry: Entry) -> N
         call(entry, pipeline["model"], pipeline.device("model"))
 
 
+@pytest.mark.parametrize("reader", Reader)
+def test_gradients_of_inputs_are_refused_and_never_wrong(checkpoint: Path, reader: Reader) -> None:
+    """The slots' weights are others by the time of the backward pass."""
+    plan = on_cpu(streaming(checkpoint, home=Home.mapped))
+    (placement,) = plan.placements
+    assert placement.staging is not None
+    reads = {"reader": reader, "chunk_bytes": 64 * KIB, "depth": 2, "slot_bytes": 64 * KIB}
+    staging = placement.staging.model_copy(update=reads)
+    plan = plan.model_copy(update={"placements": (placement.model_copy(update={"staging": staging}),)})
+    module = load(plan, checkpoint, Encoder)["model"].requires_grad_(requires_grad=False)
+    x = STATES.clone().requires_grad_()
+    with torch.enable_grad():
+        assert isinstance(module, Tower)
+        loss = children_in_a_list(module, IDS, x).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, x)
+
+
 def test_a_module_is_placed_once(checkpoint: Path) -> None:
     """diffusers 2907: hooks of two offloads stacked on one module."""
     plan, module = streaming(checkpoint), on_meta(Encoder)
@@ -332,8 +350,11 @@ def test_where_nothing_leaves_there_are_no_hooks(checkpoint: Path) -> None:
 
 def test_a_buffer_that_nobody_computed_is_refused_by_name(checkpoint: Path) -> None:
     """diffusers 8644: leftovers on meta were found out in the middle of a call."""
+    module = on_meta(Encoder)
+    for block in module.get_submodule("blocks").children():
+        block._buffers["table"] = block.get_buffer("table").to("meta")
     with pytest.raises(ExecutionError) as caught:
-        placewise.apply(streaming(checkpoint), checkpoint, build(Encoder).to("meta"))
+        placewise.apply(streaming(checkpoint), checkpoint, module)
     assert str(caught.value) == (
         "Encoder: 4 buffers are on meta and not in the checkpoint: "
         "blocks.0.table, blocks.1.table, blocks.2.table, blocks.3.table\n"
@@ -406,5 +427,8 @@ def test_a_mapped_weight_takes_the_kernel_of_a_parameter(
     x = x if strided else x.contiguous()
     mapped = MappedWeight.of("w", view)
     mapped.requires_grad_(grad)
+    parameter = nn.Parameter(view, grad)
     with torch.no_grad():
-        assert torch.equal(F.linear(x, mapped), F.linear(x, nn.Parameter(view, grad)))
+        assert torch.equal(F.linear(x, mapped), F.linear(x, parameter))
+        assert torch.equal(x @ mapped.t(), x @ parameter.t())
+        assert torch.equal(x @ mapped[1:].t(), x @ parameter[1:].t())
