@@ -174,9 +174,10 @@ def test_a_slot_whose_copy_goes_on_after_an_interrupt_is_given_to_nobody_before_
         raise KeyboardInterrupt
 
     monkeypatch.setattr(on, "copy_in", wait)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Future, "exception", interrupt)
-        output(pipeline)
+        with pytest.raises(KeyboardInterrupt):
+            output(pipeline)
     threading.Timer(0.1, go_on.set).start()
     pipeline.release()
     assert ended.is_set()
