@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def decoder() -> nn.Module:
 def linears() -> nn.Module:
     """Layers so small that all their time is the runtime's."""
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))).eval()
+
+
+def hidden(ids: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    """One pass of an encoder or decoder."""
+    result: torch.Tensor = module(ids).last_hidden_state
+    return result
 
 
 def bound(make: Callable[[], nn.Module], path: Path, layers: int, home: Home, hold: Hold) -> nn.Module:
@@ -100,7 +107,7 @@ def print_rows(title: str, modules: Mapping[str, nn.Module], run: Callable[[nn.M
     for name, module in modules.items():
         if not torch.equal(run(module), expected):
             raise SystemExit(f"{title}, {name}: other outputs")
-    taken = seconds({name: lambda module=module: run(module) for name, module in modules.items()})
+    taken = seconds({name: partial(run, module) for name, module in modules.items()})
     plain = next(iter(taken.values()))
     for name, times in taken.items():
         ratio = statistics.median(mine / his for mine, his in zip(times, plain, strict=True))
@@ -127,7 +134,7 @@ def main() -> None:
                 "device/always": bound(make, path, 6, Home.device, Hold.always),
                 "mapped/always": bound(make, path, 6, Home.mapped, Hold.always),
             }
-            print_rows(make.__name__, ways, lambda module, ids=ids: module(ids).last_hidden_state)
+            print_rows(make.__name__, ways, partial(hidden, ids))
         plain = linears()
         path = folder / "linears" / "model.safetensors"
         path.parent.mkdir()

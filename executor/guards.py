@@ -10,6 +10,7 @@ through here first; the tensors' own kernels then run on plain tensors, so resul
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -62,9 +63,14 @@ class _Guarded(torch.Tensor):
         return plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+def unguarded() -> AbstractContextManager[None]:
+    """Within it guards are not asked."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 def plain(weight: torch.Tensor) -> torch.Tensor:
     """The same memory as an ordinary tensor, without its guard."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with unguarded():
         return weight.as_subclass(torch.Tensor)
 
 

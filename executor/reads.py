@@ -105,12 +105,9 @@ class FileReader:
             list(left)
             wait(workers)
             raise
-        try:
-            for one in workers:
-                one.result()
-        finally:
-            # An error knows this frame: a frame that knew the error would keep the memory until garbage is collected.
-            workers = one = None
+        # An error knows this frame: a frame that knew the error would keep the memory until garbage is collected.
+        while workers:
+            workers.pop(0).result()
 
     def read(self, wanted: Read, into: memoryview, *, around: bool) -> None:
         """One read of at most a chunk.

@@ -16,7 +16,7 @@ from ..plans.document import Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
-from .guards import Loan, MappedWeight, ReleasedWeight
+from .guards import Loan, MappedWeight, ReleasedWeight, unguarded
 from .machine import Machine, Mark
 from .names import Binding
 from .slots import Slots
@@ -233,8 +233,7 @@ class Resident:
 
     def _bind(self, weights: Weights) -> None:
         """Bind everywhere. Whether one requires a gradient is kept: on the CPU torch chooses kernels by that."""
-        # Placeholders and mapped weights would each be asked through their guards.
-        with torch._C.DisableTorchFunctionSubclass():
+        with unguarded():
             for stored, weight in weights.items():
                 places = self.bindings[stored].places
                 weight.requires_grad_(places[0].get().requires_grad)

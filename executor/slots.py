@@ -118,11 +118,13 @@ class Slots:
 
     def free(self, unit: Unit) -> None:
         """Empty a layer's slot. A copy into it is waited for; the next one waits for what this stream reads."""
-        taken = self._taken.pop(id(unit), None)
+        taken = self._taken.get(id(unit))
         if taken is None:
             return
         if taken.copying is not None:
             self._reader_broke |= taken.copying.exception() is not None
+        # Not before: an interrupt of that wait must leave the slot taken, since it is still written.
+        del self._taken[id(unit)]
         if taken.there:
             self._used[taken.index] = self._machine.mark()
 
@@ -145,12 +147,12 @@ class Slots:
 
     def _complete(self, taken: _Taken) -> None:
         if taken.copying is not None:
-            copying, taken.copying = taken.copying, None
-            if copying.exception() is None:
-                self._machine.wait(copying.result())
+            if taken.copying.exception() is None:
+                self._machine.wait(taken.copying.result())
                 taken.there = True
             else:
                 self._reader_broke = True
+            taken.copying = None
         if not taken.there:
             try:
                 self._machine.wait(fetch(self._machine, taken.place, (self._used[taken.index],)))

@@ -67,9 +67,10 @@ def plan_of(
     ahead: int = 1,
     on_device: bool = False,
     pinned: bool = True,
+    device: str = DEVICE,
 ) -> Plan:
-    """A plan in which each layer has its own fate, on the CPU or on the simulated device."""
-    given = (given_accelerator(DEVICE, GIB).model_copy(update={"pinned_memory": pinned}),) if on_device else ()
+    """A plan in which each layer has its own fate, on the CPU or on a device."""
+    given = (given_accelerator(device, GIB).model_copy(update={"pinned_memory": pinned}),) if on_device else ()
     plan = plan_for(path, Machine(host=given_host(GIB), accelerators=given), passes=3)
     placement, stack = plan.placements[0], plan.pipeline.components[0].stacks[0]
     reads = reader is not Reader.mapping

@@ -1,6 +1,8 @@
 """Readers and host homes when something is in their way: failing reads, refused ways, cut files, refused locks."""
 
+import contextlib
 import errno
+import gc
 import os
 import shutil
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from placewise.plans.document import Reader
 from placewise.plans.errors import ExecutionError, ReadOnlyWeightError
 from placewise.plans.policy import Hold, Home
 from placewise.plans.units import format_bytes
+from torch import nn
 
 from .modules import build, load, save
 from .readings import Stacked, are_gone, locked_bytes, open_files, plan_of, reader_threads
@@ -156,6 +160,48 @@ def test_a_disk_that_fails_is_named_with_file_and_place_and_leaves_nothing_bound
     assert all(isinstance(weight, ReleasedWeight) for weight in blocks.parameters())
     broken.clear()
     assert torch.equal(output(pipeline), expected())
+
+
+def test_a_read_that_fails_keeps_no_memory_until_garbage_is_collected(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, *, on_device: bool
+) -> None:
+    pipeline = streamed(checkpoint, Reader.direct, on_device=on_device)
+    machine = pipeline.components["model"].resident.machine
+    resting = machine.memory().allocated_bytes
+    failing(monkeypatch, lambda: True)
+    gc.disable()
+    try:
+        with contextlib.suppress(ExecutionError):
+            output(pipeline)
+        pipeline.release()
+        # The failed forward's input may stay.
+        assert machine.memory().allocated_bytes < resting + 1000
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("_cold")
+@pytest.mark.parametrize("reader", Reader)
+def test_a_backward_never_takes_another_layers_weights(tmp_path: Path, reader: Reader) -> None:
+    """A slot that was read into since, past torch, is known as changed."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(64, 64) for _ in range(LAYERS)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    path = save(build(Chain), tmp_path / "chain.safetensors")
+    pipeline = load(plan_of(path, [MAPPED] * LAYERS, HERE, reader=reader), path, Chain)
+    pipeline["model"].requires_grad_(requires_grad=False)
+    with torch.enable_grad():
+        loss: Any = pipeline["model"](torch.ones(1, 64, requires_grad=True)).sum()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
 
 
 @pytest.mark.usefixtures("_cold")
@@ -329,6 +375,7 @@ def test_locked_weights_are_in_memory_read_only_and_unlocked_with_the_pipeline(c
 _UNDER_A_LIMIT = """
 import resource, sys, torch
 from pathlib import Path
+from typing import Any
 from placewise.executor.report import report_run
 from placewise.plans.policy import Hold, Home
 from placewise.tests.modules import build, load

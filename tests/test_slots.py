@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,36 @@ def test_a_copy_that_fails_when_it_is_needed_raises_and_the_next_forward_is_righ
     with pytest.raises(OSError, match="injected"):
         output(pipeline)
     on.fail_always = False
+    assert torch.equal(output(pipeline), expected())
+
+
+def test_a_slot_whose_copy_goes_on_after_an_interrupt_is_given_to_nobody_before_its_end(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on, go_on, ended = Watched(), threading.Event(), threading.Event()
+    pipeline = load(checkpoint, on, plan(checkpoint))
+    last, copy_in = "blocks.1.norm.weight", on.copy_in
+
+    def wait(destination: torch.Tensor, source: torch.Tensor) -> None:
+        ahead = threading.current_thread().name.startswith("placewise-reader")
+        if ahead and not ended.is_set():
+            go_on.wait(10)
+        copy_in(destination, source)
+        weights = dict(pipeline.components["model"].weights())
+        if ahead and source is weights[last]:
+            ended.set()
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on, "copy_in", wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(Future, "exception", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            output(pipeline)
+    threading.Timer(0.1, go_on.set).start()
+    pipeline.release()
+    assert ended.is_set()
     assert torch.equal(output(pipeline), expected())
 
 

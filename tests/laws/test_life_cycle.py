@@ -46,7 +46,7 @@ ALL = Capabilities(pinned_memory=True, streams=True, unified=False)
 Use = tuple[int, ...]
 """A layer, or layers that are used within one another, the outermost first."""
 
-FAULTS = ("read", "copy", "allocation", "thread", "ahead")
+FAULTS: tuple[str, ...] = ("read", "copy", "allocation", "thread", "ahead")
 
 names = st.sampled_from(NAMES)
 layers = st.integers(0, LAYERS - 1)
@@ -116,7 +116,7 @@ class Faults:
                 "submit",
                 "thread",
                 lambda: RuntimeError("no thread"),
-                when=lambda pool, *_: vars(pool)["_thread_name_prefix"] == READER,
+                when=reads_ahead,
             )
         )
         stack.enter_context(
@@ -125,7 +125,7 @@ class Faults:
                 "fetch",
                 "ahead",
                 lambda: SystemExit("the thread ends"),
-                when=lambda *_: threading.current_thread().name.startswith(f"{READER}_"),
+                when=in_reader,
             )
         )
         return stack
@@ -136,18 +136,26 @@ class Faults:
         name: str,
         what: str,
         error: Callable[[], BaseException],
-        when: Callable[..., bool] = lambda *_: True,
+        when: Callable[..., bool] | None = None,
     ) -> AbstractContextManager[object]:
         whole = getattr(owner, name)
 
         def failing(*arguments: Any) -> Any:
-            if self.left[what] > 0 and when(*arguments):
+            if self.left[what] > 0 and (when is None or when(*arguments)):
                 self.left[what] -= 1
                 self.raised = True
                 raise error()
             return whole(*arguments)
 
         return patch.object(owner, name, failing)
+
+
+def reads_ahead(pool: ThreadPoolExecutor, *_: object) -> bool:
+    return bool(vars(pool)["_thread_name_prefix"] == READER)
+
+
+def in_reader(*_: object) -> bool:
+    return threading.current_thread().name.startswith(f"{READER}_")
 
 
 def by_forward(module: Walk, x: torch.Tensor) -> torch.Tensor:
@@ -254,10 +262,11 @@ class LifeCycle(RuleBasedStateMachine):
     @precondition(lambda self: self.phase is None)
     @rule(name=names, layer=layers)
     def layer_outside_of_the_phase(self, name: str, layer: int) -> None:
-        why = {Hold.layer: "outside its component's phase", Hold.phase: "is released"}.get(self.fates[name][layer][1])
+        """Its first use begins the phase."""
         with torch.no_grad():
-            self.run(name, (), lambda module, x: module.use(x, (layer,)), why=why)
-        self.phase = None
+            self.run(name, (), lambda module, x: module.use(x, (layer,)))
+        begun = self.fates[name][layer][1] is not Hold.always
+        self.phase = name if begun else None
 
     @rule(name=names, uses=uses)
     def gradients_of_the_input(self, name: str, uses: list[Use]) -> None:

@@ -18,7 +18,7 @@ from placewise.plans.policy import Hold, Home
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
 from ..modules import build, load
-from ..readings import Fate, Shape, Stacked, are_gone, locked_bytes, open_files, plan_of, reader_threads, shift
+from ..readings import DEVICE, Fate, Shape, Stacked, are_gone, locked_bytes, open_files, plan_of, reader_threads, shift
 
 ON_CPU: tuple[Fate, ...] = (
     (Home.device, Hold.always),
@@ -110,6 +110,11 @@ def save(case: Case, folder: Path) -> Path:
 @given(case=cases())
 @settings(max_examples=40)
 def test_every_mixture_of_homes_holds_and_readers_gives_the_plain_bytes_and_leaves_nothing(case: Case) -> None:
+    check_mixture(case, DEVICE)
+
+
+def check_mixture(case: Case, device: str) -> None:
+    """Run a case, on the CPU or on that device."""
     with (
         tempfile.TemporaryDirectory() as folder,
         torch.no_grad(),
@@ -130,6 +135,7 @@ def test_every_mixture_of_homes_holds_and_readers_gives_the_plain_bytes_and_leav
             ahead=case.ahead,
             on_device=case.on_device,
             pinned=case.pinned,
+            device=device,
         )
         pipeline = load(plan, path, case.make)
         for _ in range(2):
