@@ -10,6 +10,7 @@ from . import greedy
 from .apply import apply_optimum
 from .costs import Costs, costs_of, total_cost
 from .draft import Ledger
+from .exhaustive import MOST_PLACEMENTS, placements, try_all
 from .milp import SolverError
 from .polish import polish
 from .rates import Rates
@@ -113,9 +114,10 @@ def _polished(found: Found, policy: Policy) -> Found:
     """The same, its schedule improved where it is not known to be the best."""
     if found.chosen is None or found.proven:
         return found
-    polish(found.ledger, found.costs, policy)
+    every = placements(found.ledger, found.costs, policy) <= MOST_PLACEMENTS
+    (try_all if every else polish)(found.ledger, found.costs, policy)
     cost = total_cost(found.ledger, found.costs)
-    return replace(found, chosen=replace(found.chosen, cost=cost))
+    return replace(found, chosen=replace(found.chosen, cost=cost), bound=cost if every else found.bound)
 
 
 def _in_chunks(seating: Seating) -> bool:
