@@ -164,13 +164,29 @@ def settle_readers(ledger: Ledger) -> None:
         draft.reading = draft.on_cpu or (not is_cached(draft, ledger) and draft.reads.buffer_bytes <= room)
 
 
-def total_cost(ledger: Ledger, costs: dict[str, Costs]) -> float:
-    """The simulated cost of a request: the sum over its phases. The readers are settled first."""
+Known = dict[tuple[object, ...], float]
+"""Costs of phases that were simulated before, by all that they depend on."""
+
+
+def total_cost(ledger: Ledger, costs: dict[str, Costs], known: Known | None = None) -> float:
+    """The simulated cost of a request: the sum over its phases. The readers are settled first.
+
+    Args:
+        ledger: finished drafts.
+        costs: by component.
+        known: what is known already, and is added to; for one ledger and its costs only.
+    """
     settle_readers(ledger)
-    return sum(
-        run_phase(draft, costs[draft.component.name], cached=is_cached(draft, ledger)).seconds
-        for draft in ledger.drafts
-    )
+    known = {} if known is None else known
+    total = 0.0
+    for draft in ledger.drafts:
+        name, cached = draft.component.name, is_cached(draft, ledger)
+        fates = tuple((unit.home, unit.hold) for unit in draft.units)
+        key = (name, fates, draft.slots, draft.prefetch_layers, draft.reading, cached)
+        if key not in known:
+            known[key] = run_phase(draft, costs[name], cached=cached).seconds
+        total += known[key]
+    return total
 
 
 def run_phase(draft: Draft, costs: Costs, *, cached: bool) -> Schedule:

@@ -6,7 +6,7 @@ from itertools import product
 from math import prod
 
 from ..plans.policy import Policy
-from .costs import Costs, is_cached, run_phase, settle_readers, total_cost
+from .costs import Costs, Known, settle_readers, total_cost
 from .draft import Draft, Ledger
 from .fates import Fate, fates_of
 
@@ -34,20 +34,14 @@ def placements(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> int:
 
 def try_all(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> None:
     """Leave the ledger with the cheapest of every placement that keeps to the budgets; of equal ones the present."""
-    best = total_cost(ledger, costs)
+    known: Known = {}
+    best = total_cost(ledger, costs, known)
     options = [list(_options(draft, ledger, costs, policy)) for draft in ledger.drafts]
     chosen = tuple(_present(draft) for draft in ledger.drafts)
-    known: dict[tuple[object, ...], float] = {}
     for combination in product(*options):
         _place(combination, ledger, policy)
-        settle_readers(ledger)
-        if ledger.short():
-            continue
-        cost = sum(
-            _phase(draft, option, ledger, costs, known)
-            for draft, option in zip(ledger.drafts, combination, strict=True)
-        )
-        if cost < best * (1 - _GAIN):
+        cost = total_cost(ledger, costs, known)
+        if cost < best * (1 - _GAIN) and not ledger.short():
             best, chosen = cost, combination
     _place(chosen, ledger, policy)
     settle_readers(ledger)
@@ -73,14 +67,3 @@ def _place(combination: tuple[_Option, ...], ledger: Ledger, policy: Policy) -> 
             if (unit.home, unit.hold) != fate:
                 ledger.move(draft, unit, *fate)
         draft.grant_slots(option.slots, policy.prefetch_layers)
-
-
-def _phase(
-    draft: Draft, option: _Option, ledger: Ledger, costs: dict[str, Costs], known: dict[tuple[object, ...], float]
-) -> float:
-    """A component's phase is simulated once for all that it depends on."""
-    name, cached = draft.component.name, is_cached(draft, ledger)
-    key = (name, option, draft.reading, cached)
-    if key not in known:
-        known[key] = run_phase(draft, costs[name], cached=cached).seconds
-    return known[key]

@@ -4,7 +4,8 @@ The program takes a pass that overlaps for as long as its longest resource; the 
 So one layer is moved, two layers change places, or the slots change, for as long as that makes a request cheaper.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from ..plans.policy import Policy
 from .costs import Costs, settle_readers, total_cost
@@ -22,14 +23,15 @@ Change = tuple[tuple[Unit, Fate], ...]
 def polish(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> None:
     """Take the first change that makes a request cheaper and keeps to every budget; again, until there is none."""
     steps = _MOST_STEPS // max(1, sum(len(draft.units) for draft in ledger.drafts))
-    best = total_cost(ledger, costs)
+    price = partial(total_cost, ledger, costs, {})
+    best = price()
     improved = True
     while improved and steps > 0:
         improved = False
         for draft in ledger.drafts:
             for slots, change in _changes(draft, ledger, policy) if costs[draft.component.name].overlaps else ():
                 steps -= 1
-                cost = _try(draft, slots, change, ledger, costs, policy, best)
+                cost = _try(draft, slots, change, ledger, price, policy, best)
                 if cost is not None:
                     best, improved = cost, True
                     break
@@ -52,18 +54,24 @@ def _changes(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[tuple[int
 
 
 def _try(
-    draft: Draft, slots: int, change: Change, ledger: Ledger, costs: dict[str, Costs], policy: Policy, best: float
+    draft: Draft,
+    slots: int,
+    change: Change,
+    ledger: Ledger,
+    price: Callable[[], float],
+    policy: Policy,
+    best: float,
 ) -> float | None:
     """Make a change; take it back unless it costs less than `best`, which is then returned.
 
-    Readers are settled by the next change, or by `total_cost`.
+    Readers are settled by the next change, or by `price`.
     """
     before = tuple((unit, (unit.home, unit.hold)) for unit, _ in change)
     granted = draft.granted_slots
     _make(draft, slots, change, ledger, policy)
     settle_readers(ledger)
     if not ledger.short():
-        cost = total_cost(ledger, costs)
+        cost = price()
         if cost < best * (1 - _GAIN):
             return cost
     _make(draft, granted, before, ledger, policy)
