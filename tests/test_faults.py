@@ -11,7 +11,21 @@ from placewise.plans.policy import Home, Override
 from placewise.plans.units import GIB, MIB
 
 from .checkpoints import write_safetensors
-from .questions import component_of, cuda, fates, fits, host_of, machine_of, mps, plan_of, policy_of, refused, stack_of
+from .questions import (
+    component_of,
+    cuda,
+    fates,
+    fits,
+    host_of,
+    machine_of,
+    mps,
+    placement,
+    plan_of,
+    policy_of,
+    refused,
+    stack_of,
+)
+from .timed import calibrated, computing, disk_of
 
 LAYERS = stack_of("blocks", *[GIB] * 8)
 
@@ -114,3 +128,44 @@ def test_nothing_is_promised_that_does_not_fit() -> None:
     (short,) = verdict.short
     assert (short.axis, short.need_bytes) == ("cuda:0", GIB)
     assert short.have_bytes < GIB // 2
+
+
+def test_components_are_spread_over_the_accelerators_that_have_room() -> None:
+    """diffusers 9127: what the first device could not take went to the CPU, although the second was free."""
+    sizes = {"a": 50, "b": 45, "c": 30, "d": 30}
+    components = [component_of(name, fixed=size * GIB, activations=0) for name, size in sizes.items()]
+    plan = plan_of(machine_of(256 * GIB, cuda(62 * GIB), cuda(120 * GIB, index=1)), *components)
+    assert {tuple(fates(plan, name)) for name in sizes} == {("fixed device/always",)}
+    assert {placement.compute_device for placement in plan.placements} == {"cuda:0", "cuda:1"}
+
+
+def test_page_locked_copies_are_charged_what_is_locked_and_not_the_next_power_of_two() -> None:
+    """vLLM 56410, SGLang: 40 GiB were planned, 53 locked."""
+    layers = stack_of("blocks", *[5 * GIB] * 8)
+    machine = calibrated(
+        machine_of(64 * GIB, cuda(11 * GIB)), *disk_of(faults=5e8), pageable=4e9, pinned=12e9, mapped=3e9
+    )
+    component = computing(component_of("a", layers, passes=20), 0.1)
+    plan = plan_of(machine, component, policy=policy_of("auto", device_reserve_bytes=0, slots=1))
+    pinned = [segment for segment in placement(plan, "a").segments if segment.home is Home.pinned]
+    count = sum(stop - start for segment in pinned for start, stop in segment.layers)
+    assert count >= 5
+    assert plan.phases[0].predicted.peak_bytes["pinned"] == count * 5 * GIB
+
+
+def test_what_runs_often_is_held_and_what_runs_once_is_streamed() -> None:
+    """unsloth 8081: the text encoder counted as resident, so the transformer was offloaded for twenty steps."""
+    encoder = component_of("encoder", stack_of("layers", *[GIB] * 62), activations=0)
+    transformer = component_of("transformer", stack_of("blocks", *[GIB // 2] * 12), passes=20, activations=0)
+    plan = plan_of(machine_of(64 * GIB, cuda(12 * GIB)), encoder, transformer)
+    assert {segment.hold for segment in placement(plan, "transformer").segments} <= {"always", "phase"}
+    assert "layer" in {segment.hold for segment in placement(plan, "encoder").segments}
+
+
+def test_an_override_of_a_part_goes_before_that_of_the_whole() -> None:
+    """accelerate: a map with a parent and its child failed when it was dispatched."""
+    whole, part = Override(select="a", home=Home.device), Override(select="a.blocks", home=Home.mapped)
+    component = component_of("a", LAYERS, fixed=GIB)
+    for overrides in ((whole, part), (part, whole)):
+        plan = plan_of(machine_of(64 * GIB), component, policy=policy_of("auto", *overrides))
+        assert fates(plan, "a") == ["fixed device/always", "blocks[0:8] mapped/always"]
