@@ -4,8 +4,8 @@
 
 Every pair of a model and a budget runs in a process and a memory cgroup of its own, on cold files: it measures, traces,
 plans, loads and passes. Budgets are shares of the model's weights: of what the host has beyond a process that is ready
-to load, and of a simulated device with a link. The host's peak is that of anonymous and locked bytes in the cgroup,
-less what was there before loading; the device's is the simulated device's own.
+to load, and of a simulated device with a link. The host's peak is that of the process's anonymous bytes, less what was
+there before loading and what the simulated device holds of them; the device's is its own.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from placewise.planner.calibrating.calibrate import calibrate
 from placewise.plans.calibration import Calibration, LinkRate
 from placewise.plans.units import MIB, format_bytes
-from placewise.tests.cgroup import MemoryGroup, memory_cap
+from placewise.tests.cgroup import memory_cap
 
 from .checkpoints import drop_pages
 from .header import print_header
@@ -53,25 +53,17 @@ def with_link(calibration: Calibration) -> Calibration:
     return calibration.model_copy(update={"links": links, "compute": (*calibration.compute, *there)})
 
 
-def run(case: Case, weight_bytes: int, ready_bytes: int) -> tuple[Predicted, Outcome, int] | str:
-    """What was predicted, what was observed, and the host's peak; or how it ended."""
+def run(case: Case, weight_bytes: int, ready_bytes: int) -> tuple[Predicted, Outcome] | str:
+    """What was predicted and what was observed; or how it ended."""
     for file in Path(case.folder).glob("*.safetensors"):
         drop_pages(file)
-    limit = ready_bytes + SPARE_BYTES + round(case.host_share * weight_bytes)
+    limit = ready_bytes + SPARE_BYTES + round((case.host_share + (case.device_share or 0)) * weight_bytes)
     argv = [sys.executable, "-m", "placewise.benchmarks.prediction_child", case.model_dump_json()]
     with memory_cap(limit) as group, Talk(group, argv) as talk:
         try:
-            predicted = Predicted.model_validate_json(talk.answer())
-            before = _settled(group, talk)
-            outcome = Outcome.model_validate_json(talk.ask())
+            return Predicted.model_validate_json(talk.answer()), Outcome.model_validate_json(talk.ask())
         except EndedError as error:
             return str(error)
-        return predicted, outcome, talk.peak_bytes - before
-
-
-def _settled(group: MemoryGroup, talk: Talk) -> int:
-    talk.peak_bytes = 0
-    return group.hard_bytes()
 
 
 def ready_bytes(case: Case) -> int:
@@ -90,6 +82,7 @@ def main() -> None:
     rows: list[str] = []
     time_errors: list[float] = []
     peak_errors: dict[str, list[float]] = {}
+    unforeseen = 0
     with tempfile.TemporaryDirectory() as root:
         for name in options.models:
             folder = Path(root) / name
@@ -104,16 +97,15 @@ def main() -> None:
                 if isinstance(found, str):
                     rows.append(f"| {name} | {budget} | {found} | | | | | |")
                     continue
-                predicted, outcome, host = found
-                peaks = {"host": host, **outcome.peak_bytes}
+                predicted, outcome = found
                 cells: list[str] = []
                 for axis in ("host", DEVICE):
-                    if axis in predicted.peak_bytes:
-                        error = peaks[axis] / max(1, predicted.peak_bytes[axis]) - 1
-                        peak_errors.setdefault(axis, []).append(error)
-                        cells.append(f"{format_bytes(predicted.peak_bytes[axis])} / {format_bytes(peaks[axis])}")
-                    else:
-                        cells.append("")
+                    told, seen = predicted.peak_bytes.get(axis), outcome.peak_bytes.get(axis, 0)
+                    cells.append("" if told is None else f"{format_bytes(told)} / {format_bytes(seen)}")
+                    if told == 0:
+                        unforeseen = max(unforeseen, seen)
+                    elif told is not None:
+                        peak_errors.setdefault(axis, []).append(seen / told - 1)
                 seconds = "unknown"
                 if predicted.seconds is not None:
                     time_errors.append(outcome.seconds / predicted.seconds - 1)
@@ -129,6 +121,7 @@ def main() -> None:
     print(f"\nSeconds: {_spread(time_errors)}.")
     for axis, errors in peak_errors.items():
         print(f"Peak of {axis}: {_spread(errors)}.")
+    print(f"Where nothing was to be held, at most {format_bytes(unforeseen)} were.")
 
 
 def _spread(errors: list[float]) -> str:

@@ -3,7 +3,10 @@
 import sys
 import time
 from pathlib import Path
+from threading import Event, Thread
+from typing import Self
 
+import psutil
 import torch
 from placewise.executor.load import load_plan
 from placewise.executor.machine import Capabilities, Machine
@@ -15,6 +18,7 @@ from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.planner.measuring.facts import measure_machine
 from placewise.planner.tracing.trace import trace_pipeline
 from placewise.plans.calibration import Calibration
+from placewise.plans.machine import Measured
 from placewise.plans.pipeline import known_peak_bytes
 from placewise.plans.record import Record
 from placewise.policies.presets import load_preset
@@ -44,7 +48,7 @@ class Predicted(Record):
 
 
 class Outcome(Record):
-    """Seconds of a request, loading aside, and the peak of the device."""
+    """Seconds of a request, loading aside, and the peaks: the device's own, and the host's anonymous bytes beyond it."""
 
     load_s: float
     seconds: float
@@ -65,7 +69,16 @@ def main() -> None:
     if case.device_share is not None:
         activations = known_peak_bytes(pipeline.components[0].activations) or 0
         capacity = round(case.device_share * weight_bytes) + activations
-        machine = machine.model_copy(update={"accelerators": (given_accelerator(DEVICE, capacity),)})
+        # The simulated device's memory is the host's: what it may take is not there for anything else.
+        available = machine.host.available
+        assert isinstance(available, Measured)
+        left = available.model_copy(update={"value": available.value - capacity})
+        machine = machine.model_copy(
+            update={
+                "host": machine.host.model_copy(update={"available": left}),
+                "accelerators": (given_accelerator(DEVICE, capacity),),
+            }
+        )
         device = simulated_device(0, capacity_bytes=capacity, link_bytes_per_s=case.link)
         machines[DEVICE] = SimulatedMachine(
             device, capabilities=Capabilities(pinned_memory=False, streams=True, unified=False)
@@ -83,18 +96,58 @@ def main() -> None:
         seconds=phase.predicted.seconds,
         peak_bytes={axis: peak for axis, peak in peaks.items() if axis in ("host", DEVICE)},
     )
+    _compute_once()
     print(predicted.model_dump_json(), flush=True)
     sys.stdin.readline()
-    started = time.perf_counter()
-    loaded = load_plan(plan, folder, machines=machines)
-    load_s, inputs = time.perf_counter() - started, model.inputs()
-    started = time.perf_counter()
-    with torch.no_grad():
-        for _ in range(model.passes):
-            loaded["model"](**{name: value.to(loaded.device("model")) for name, value in inputs.items()})
-    seconds = time.perf_counter() - started
-    peak_bytes = {name: opened.memory().peak_bytes for name, opened in loaded.machines.items() if name == DEVICE}
+    with HostPeak(machines.get(DEVICE)) as host:
+        started = time.perf_counter()
+        loaded = load_plan(plan, folder, machines=machines)
+        load_s, inputs = time.perf_counter() - started, model.inputs()
+        started = time.perf_counter()
+        with torch.no_grad():
+            for _ in range(model.passes):
+                loaded["model"](**{name: value.to(loaded.device("model")) for name, value in inputs.items()})
+        seconds = time.perf_counter() - started
+    peak_bytes = {name: opened.memory().peak_bytes for name, opened in machines.items()} | {"host": host.bytes}
     print(Outcome(load_s=load_s, seconds=seconds, peak_bytes=peak_bytes).model_dump_json(), flush=True)
+
+
+_SAMPLE_S = 0.005
+
+
+class HostPeak:
+    """The most anonymous bytes of this process above those at the beginning, less what a simulated device holds."""
+
+    def __init__(self, device: Machine | None) -> None:
+        self._device = device
+        self._before = self._now()
+        self._over = Event()
+        self._thread = Thread(target=self._watch)
+        self.bytes = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            self.bytes = max(self.bytes, self._now() - self._before)
+
+    def _now(self) -> int:
+        there = 0 if self._device is None else self._device.memory().allocated_bytes
+        memory = psutil.Process().memory_info()
+        return memory.rss - memory.shared - there
+
+
+def _compute_once() -> None:
+    """What the kernels' libraries take for good at their first use is the process's own, whatever it loads."""
+    for dtype in (torch.float32, torch.bfloat16):
+        square = torch.ones(1024, 1024, dtype=dtype)
+        torch.nn.functional.linear(square, square)
 
 
 if __name__ == "__main__":
