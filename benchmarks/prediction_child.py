@@ -48,7 +48,7 @@ class Predicted(Record):
 
 
 class Outcome(Record):
-    """Seconds of a request, loading aside, and the peaks: the device's own, and the host's anonymous bytes beyond it."""
+    """Seconds of a request, loading aside, and peaks: the device's own, and the host's anonymous bytes beyond it."""
 
     load_s: float
     seconds: float
