@@ -25,6 +25,7 @@ from .procmaps import MapsSnapshot, snapshot_maps
 from .reads import FileReader, can_read
 from .resident import Resident, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
+from .updates import Allowance, Value, Writer, check_value, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,32 @@ class LoadedComponent:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight under its name in the module, read from its home, whatever is bound now. Not to be written."""
+        self.resident.gather()
         for unit in self.units:
             for stored, weight in unit.source.items():
                 yield self.resident.bindings[stored].name, weight
+
+    def update(self, changes: Mapping[str, Value]) -> None:
+        """Give weights and buffers new values; see `LoadedPipeline.update`."""
+        weights = {place.name: binding.name for binding in self.resident.bindings.values() for place in binding.places}
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        values = resolve(self.resident.name, {name: name for name in buffers} | weights, changes)
+        own = {name: values.pop(name) for name in buffers if name in values}
+        for name, value in own.items():
+            if not callable(value):
+                check_value(self.resident.name, name, buffers[name], value)
+        self.resident.update(values)
+        for name, value in own.items():
+            if callable(value):
+                value = value(buffers[name].detach().to("cpu", copy=True))
+                check_value(self.resident.name, name, buffers[name], value)
+            with torch.no_grad():
+                buffers[name].copy_(value)
+
+    @property
+    def replaced_bytes(self) -> int:
+        """What weights take that updates made, or that were put in the place of others."""
+        return sum(unit.replaced_bytes for unit in self.units)
 
 
 def load_component(
@@ -72,6 +96,7 @@ def load_component(
     progress: Progress = ignore,
     *,
     passes: int = 1,
+    allowance: Allowance | None = None,
 ) -> LoadedComponent:
     """Bind a module as its placement says.
 
@@ -84,6 +109,7 @@ def load_component(
         enter: called with the component's weights before each of its forwards; ends another component's phase.
         progress: told the bytes of each unit when it is at home.
         passes: forwards in one request.
+        allowance: what new values of mapped weights may take of the host; nothing is known of it if null.
 
     Raises:
         ExecutionError: the module does not fit the checkpoint, the placement asks for what this executor does not do,
@@ -102,7 +128,10 @@ def load_component(
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
     fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
-    resident = Resident(placement.component, device, units, parameters, placement.staging, fetcher, repeats=passes > 1)
+    writer = Writer(placement.component, host, device, allowance or Allowance(None))
+    resident = Resident(
+        placement.component, device, units, parameters, placement.staging, fetcher, writer, repeats=passes > 1
+    )
     _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots, enter)
     maps = snapshot_maps()
     _check_homes(placement.component, facts, units, device, maps)

@@ -10,10 +10,10 @@ from ..plans.document import Reader
 from ..plans.policy import Home
 from .layout import Layout, Stored
 from .machine import Machine
-from .mapping import FileMapping, Mappings
+from .mapping import Mappings
 from .pages import pages_of, tells_cached
 from .reads import FileReader
-from .transport import Place, Route, Transport, Weights, fill, packed_route, route_in_place
+from .transport import Place, Route, Transport, Weights, fill, leave_out, packed_route, route_in_place
 from .units import Unit
 
 
@@ -38,6 +38,7 @@ class Fetcher:
         self._routes: dict[int, Route] = {}
         self._counting = threading.Lock()
         self._copied_bytes = 0
+        self.link_bytes = 0  # Of weights, to a device that is not the host.
 
     @property
     def reader(self) -> Reader:
@@ -90,11 +91,22 @@ class Fetcher:
     def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
         if route is None or self._transport is None:
             weights = unit.layout.views(buffer)
-            files = self._mappings.of(unit.source) if unit.home in (Home.mapped, Home.locked) else ()
-            return Place(weights=weights, fill=partial(self._copy, weights, unit, files))
+            return Place(weights=weights, fill=partial(self._copy, weights, unit))
+        route = leave_out(route, self._stored, frozenset(unit.replaced))
         paths = {read.path for read in route.reads}
-        cached = pages_of(unit.source.values()) if all(map(tells_cached, paths)) else ()
-        return self._transport.place(route, self._stored, buffer, cached)
+        cached = pages_of(unit.on_file.values()) if all(map(tells_cached, paths)) else ()
+        place = self._transport.place(route, self._stored, buffer, cached)
+        return Place(weights=place.weights, fill=partial(self._read, place, unit))
+
+    def home_value(self, unit: Unit, name: str) -> torch.Tensor:
+        """A weight's value at home, in memory of its own on the host.
+
+        Raises:
+            ExecutionError: the file has become shorter.
+        """
+        if name in unit.on_file:
+            self._check_files((name,))
+        return unit.source[name].detach().to("cpu", copy=True)
 
     def _route(self, unit: Unit) -> Route | None:
         """The way into a slot; null for what is copied."""
@@ -112,11 +124,27 @@ class Fetcher:
             self._notes[note] = None
         return packed_route(unit.layout, self._stored, staged=transport.staged)
 
-    def _copy(self, weights: Weights, unit: Unit, files: Iterable[FileMapping]) -> None:
-        for file in files:
-            file.check()
+    def _read(self, place: Place, unit: Unit) -> None:
+        place.fill()
+        if unit.replaced:
+            # Blocks of the file have gone over some of them.
+            fill(self._machine, {name: place.weights[name] for name in unit.replaced}, unit.source)
+            self._machine.synchronize()
+        self._count(unit, copied=False)
+
+    def _copy(self, weights: Weights, unit: Unit) -> None:
+        self._check_files(unit.on_file)
         fill(self._machine, weights, unit.source)
         self._machine.synchronize()
-        if files:
-            with self._counting:
-                self._copied_bytes += sum(weight.nbytes for weight in weights.values())
+        self._count(unit, copied=True)
+
+    def _check_files(self, names: Iterable[str]) -> None:
+        for file in self._mappings.of(names):
+            file.check()
+
+    def _count(self, unit: Unit, *, copied: bool) -> None:
+        with self._counting:
+            if copied:
+                self._copied_bytes += sum(weight.nbytes for weight in unit.on_file.values())
+            if self._machine.device.type != "cpu":
+                self.link_bytes += sum(weight.nbytes for weight in unit.source.values())

@@ -2,6 +2,7 @@
 
 Both are tensors that torch and the libraries take for parameters. Every torch function that is given one passes
 through here first; the tensors' own kernels then run on plain tensors, so results are what they would be without.
+Lent ones, which are on their device for a while, only tell whether they were written.
 """
 
 # Torch's modules keep these tables and switches underscored, and its stubs leave them untyped.
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch.nn import functional as F
 
-from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
+from ..plans.errors import ExecutionError, ReadOnlyWeightError, ReleasedWeightError
 
 _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
@@ -91,7 +92,7 @@ class MappedWeight(_Guarded):
             for weight in _written(func, args, kwargs):
                 raise ReadOnlyWeightError(
                     f"weight '{weight.weight_name}' is a view of the checkpoint file, and {_name(func)} would write it",
-                    hint="plan it with home device or pageable, or assign a new parameter in its place",
+                    hint="give it a new value with the pipeline's update(), or plan it with home device or pageable",
                 )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -152,6 +153,47 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
     return result
 
 
+class LentWeight(torch.nn.Parameter):
+    """A copy that goes away again. Torch counts every write to it, those through `data` too, so that none is lost.
+
+    Torch functions do not pass through here: it computes as a plain parameter does.
+    """
+
+    weight_name: str
+
+    @staticmethod
+    def of(name: str, weight: torch.Tensor) -> torch.nn.Parameter:
+        """The weight as a parameter with a count of its own; a plain one of the tensor's own kind on other devices."""
+        # Views of one buffer share their base's count, and what `data` gives has a new one.
+        lent = LentWeight(weight.data, False)
+        if isinstance(lent, LentWeight):
+            lent.weight_name = name
+        return lent
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  # torch's is an attribute
+        """The same memory without gradients; writes to it are counted here."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
+            raise ExecutionError(
+                f"weight '{self.weight_name}' is on {self.device} for a while, and cannot become another tensor there",
+                hint="keep its shape, dtype and device, or plan a checkpoint that has the new ones",
+            )
+        with torch.no_grad():
+            self.copy_(value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        clone = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        memo[id(self)] = clone
+        return clone
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
 class ReleasedWeight(_Guarded):
     """A placeholder with the shape and dtype of a weight that is not on its compute device now.
 
@@ -194,7 +236,9 @@ class ReleasedWeight(_Guarded):
                     return func(*args, **kwargs)
         raise ReleasedWeightError(
             f"weight '{_released_name(args, kwargs)}' is released, and {name} would read or move it",
-            hint="call the layer or the component that it belongs to: its weights are there while its forward runs",
+            hint="give it a new value with the pipeline's update()"
+            if name == "data=" or name.endswith("_")
+            else "call the layer or the component that it belongs to: its weights are there while its forward runs",
         )
 
     def _is_there(self, args: Sequence[Any], kwargs: _Kwargs) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from ..models.build import build_module
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, RefusedError
+from ..plans.errors import DriftError, InputError, RefusedError
 from ..plans.pipeline import Component
 from .component import LoadedComponent, load_component
 from .dtypes import torch_layout
@@ -20,6 +20,7 @@ from .machine import Machine
 from .machines import CPU, open_machines
 from .resident import Resident
 from .units import Progress, ignore
+from .updates import Allowance, Value
 
 
 @dataclass(slots=True)
@@ -64,6 +65,29 @@ class LoadedPipeline:
         """Begin a component's phase without its forward, for entry points such as `encode` and `decode`."""
         self._stage.enter(self.components[component].resident)
 
+    def update(self, component: str, changes: Mapping[str, Value]) -> None:
+        """Give weights new values, as merging an adapter or a refit does. The checkpoint's files never change.
+
+        Weights at home in memory are written there. Those that are views of the file get copies on the host, and are
+        streamed or held as before. Such copies come out of what the plan left of the host's budget, and the report
+        lists them. A layer that was fetched ahead is fetched again; a phase that is going on sees the new values.
+
+        Args:
+            component: its name.
+            changes: by the module's names, those of its `state_dict()`, or by patterns of them such as
+                `blocks.*.attn.q.weight`. Each is a tensor of the weight's shape and dtype on any device, or a function
+                that is given a copy of the old value on the host and returns the new one. Functions are called one by
+                one, so that no more than one weight is in memory twice.
+
+        Raises:
+            InputError: no such component or weight, or a value of another shape or dtype.
+            ExecutionError: a layer is in use by a forward, or the plan left too little of the host.
+            Nothing has changed then; but where a function fails, or what it returns, those before it have had effect.
+        """
+        if component not in self.components:
+            raise InputError(f"there is no component '{component}'", hint=f"there are {', '.join(self.components)}")
+        self.components[component].update(changes)
+
     def release(self) -> None:
         """End the phase that is going on: every weight that is not always held goes home."""
         self._stage.clear()
@@ -101,10 +125,11 @@ def load_plan(
         fix_heap()
     opened = open_machines(plan, machines or {})
     stage = _Stage()
+    allowance = Allowance(plan.verdict.margin_bytes.get("host"))
     by_name = {component.name: component for component in plan.pipeline.components}
     components = {
         placement.component: _load(
-            placement, by_name[placement.component], root, modules or {}, opened, stage, progress
+            placement, by_name[placement.component], root, modules or {}, opened, stage, allowance, progress
         )
         for placement in plan.placements
     }
@@ -124,6 +149,7 @@ def _load(
     modules: Mapping[str, nn.Module],
     machines: Mapping[str, Machine],
     stage: _Stage,
+    allowance: Allowance,
     progress: Progress,
 ) -> LoadedComponent:
     facts = _read_planned(component, root)
@@ -139,6 +165,7 @@ def _load(
         stage.enter,
         progress,
         passes=component.passes,
+        allowance=allowance,
     )
 
 

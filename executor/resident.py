@@ -11,14 +11,49 @@ import torch
 from torch import nn
 
 from ..plans.document import Staging
-from ..plans.errors import ExecutionError
+from ..plans.errors import ExecutionError, InputError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
-from .guards import MappedWeight, ReleasedWeight
+from .guards import LentWeight, MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
 from .slots import Slots
 from .units import Unit
+from .updates import Value, Writer, check_value
+
+
+class _Lent:
+    """What was bound last for a weight, and how often it had been written then."""
+
+    __slots__ = ("_writes", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        self._writes = _writes(weight)
+
+    def changed(self, component: str, binding: Binding, hold: Hold) -> torch.Tensor | None:
+        """The new value that plain torch gave the weight since; null where there is none.
+
+        Raises:
+            InputError: it was taken away, or a tied weight has a new value in only some of its places. Those of weights
+                that never leave are left alone.
+        """
+        present = [place.find() for place in binding.places]
+        if all(each is self.weight for each in present):
+            return self.weight if hold is not Hold.always and _writes(self.weight) != self._writes else None
+        if present[0] is not None and all(each is present[0] for each in present):
+            return present[0]
+        if hold is Hold.always:
+            return None
+        names = ", ".join(place.name for place in binding.places)
+        raise InputError(
+            f"component '{component}': weight '{binding.name}' was replaced or removed, and is bound at {names}",
+            hint="give its new value with the pipeline's update(), for all of its places",
+        )
+
+
+def _writes(weight: torch.Tensor) -> int:
+    return 0 if isinstance(weight, (MappedWeight, ReleasedWeight)) or weight.is_inference() else weight._version
 
 
 class Resident:
@@ -31,6 +66,7 @@ class Resident:
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
         fetcher: brings to the device what is not at home there.
+        writer: writes new values at home.
         repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
 
@@ -42,6 +78,7 @@ class Resident:
         bindings: Mapping[str, Binding],
         staging: Staging | None,
         fetcher: Fetcher,
+        writer: Writer,
         *,
         repeats: bool = False,
     ) -> None:
@@ -50,6 +87,9 @@ class Resident:
         self.peak_weight_bytes = 0
         self.bindings = bindings
         self.fetcher = fetcher
+        self._writer = writer
+        self._units = tuple(units)
+        self._lent: dict[str, _Lent] = {}
         self._staging = staging
         self._repeats = repeats
         self.always_bytes = 0
@@ -97,6 +137,7 @@ class Resident:
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.fetcher.open()
                 for unit in self._held:
+                    self.gather((unit,))
                     self._hold(unit)
                 self._slots.open()
         except BaseException:
@@ -106,16 +147,23 @@ class Resident:
         self._note_peak()
 
     def leave(self) -> None:
-        """End the phase: everything but what is held always goes back to its home."""
-        for unit in (*self._held, *self._streamed):
-            self._unbind(unit)
-        self._slots.close()
-        self.fetcher.close()
-        self._users.clear()
-        self._held_bytes = 0
-        self._entered = False
-        self.machine.synchronize()
-        self.machine.empty_cache()
+        """End the phase: everything but what is held always goes back to its home.
+
+        Raises:
+            InputError, ExecutionError: as `gather`; the phase has ended all the same.
+        """
+        try:
+            self.gather((*self._held, *self._streamed))
+        finally:
+            for unit in (*self._held, *self._streamed):
+                self._unbind(unit)
+            self._slots.close()
+            self.fetcher.close()
+            self._users.clear()
+            self._held_bytes = 0
+            self._entered = False
+            self.machine.synchronize()
+            self.machine.empty_cache()
 
     def acquire(self, unit: Unit) -> None:
         """Have a layer's weights there until `release`, and those after it on their way as the plan says.
@@ -125,6 +173,7 @@ class Resident:
         """
         self._refuse_training((unit,))
         if not self._users.get(id(unit)):
+            self.gather((unit,))
             with torch.inference_mode(mode=False), torch.no_grad():
                 weights = self._slots.weights(unit, self._users)
                 if weights is None:
@@ -143,6 +192,92 @@ class Resident:
             self._users[id(unit)] = users - 1
         elif users:
             self._drop(unit)
+
+    def update(self, values: Mapping[str, Value]) -> None:
+        """Give weights new values, at home and where they are now; one weight after the other, unit by unit.
+
+        Args:
+            values: by the weights' names. Tensors are checked before anything is written, and what a function returns
+                when it is made.
+
+        Raises:
+            InputError: a value has another shape or dtype than its weight.
+            ExecutionError: a layer is in use by a forward, or the plan left too little of the host.
+        """
+        chosen = [
+            (unit, stored, values[name])
+            for unit in self._units
+            for stored in unit.source
+            if (name := self.bindings[stored].name) in values
+        ]
+        for unit, stored, value in chosen:
+            if self._users.get(id(unit)):
+                raise ExecutionError(
+                    f"component '{self.name}': layer '{unit.label}' is in use, so its weights cannot be updated",
+                    hint="update between forwards; release() ends a use that an interrupt left behind",
+                )
+            if not callable(value):
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._write([(unit, stored, self._apart(value, chosen)) for unit, stored, value in chosen])
+
+    def gather(self, units: Iterable[Unit] | None = None) -> None:
+        """Take over what plain torch has put in the place of weights, or written into copies that go away again.
+
+        Args:
+            units: where to look; everywhere if null.
+
+        Raises:
+            InputError: it has another shape or dtype, or is only in one place of a tied weight.
+            ExecutionError: the plan left too little of the host.
+        """
+        found = [
+            (unit, stored, value)
+            for unit in (self._units if units is None else units)
+            for stored in unit.source
+            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit.hold)) is not None
+        ]
+        for unit, stored, value in found:
+            if unit.hold is Hold.always:
+                # It stays bound, and is as good a home as any.
+                unit.source[stored] = value.detach()
+                unit.replaced.add(stored)
+                self._lent[stored] = _Lent(value)
+            else:
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+        if leaving := [each for each in found if each[0].hold is not Hold.always]:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._write(leaving)
+
+    def _write(self, chosen: Sequence[tuple[Unit, str, Value]]) -> None:
+        self._writer.check_room((unit, stored) for unit, stored, _ in chosen)
+        for unit, stored, value in chosen:
+            self._slots.forget(unit)
+            if callable(value):
+                value = value(self.fetcher.home_value(unit, stored))
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+            self._writer.write(unit, stored, value)
+            self._refresh(unit, stored)
+            self.machine.synchronize()
+
+    def _apart(self, value: Value, chosen: Sequence[tuple[Unit, str, Value]]) -> Value:
+        """The value in memory of its own, if it is a view of what is about to be written."""
+        if callable(value) or len(chosen) == 1:
+            return value
+        written = {unit.source[stored].untyped_storage()._cdata for unit, stored, _ in chosen}
+        lent = (self._lent[stored].weight for _, stored, _ in chosen)
+        written |= {each.untyped_storage()._cdata for each in lent if not isinstance(each, ReleasedWeight)}
+        return value.clone() if value.untyped_storage()._cdata in written else value
+
+    def _refresh(self, unit: Unit, stored: str) -> None:
+        """Let what is bound have the value at home."""
+        weight, source = self._lent[stored].weight, unit.source[stored]
+        if unit.hold is Hold.always:
+            if isinstance(weight, MappedWeight) and stored in unit.replaced:
+                weight = nn.Parameter(source, False)
+        elif not isinstance(weight, ReleasedWeight):
+            self.machine.copy_in(weight, source)
+        self._put(stored, weight)
 
     @property
     def _slot_count(self) -> int:
@@ -164,19 +299,34 @@ class Resident:
         self._bind(unit, place.weights)
 
     def _drop(self, unit: Unit) -> None:
-        self._unbind(unit)
-        self._slots.free(unit)
+        try:
+            self.gather((unit,))
+        finally:
+            self._unbind(unit)
+            self._slots.free(unit)
 
     def _bind(self, unit: Unit, weights: Mapping[str, torch.Tensor]) -> None:
-        in_place = unit.home in (Home.mapped, Home.locked) and unit.hold is Hold.always
         for stored, weight in weights.items():
-            binding = self.bindings[stored]
-            _assign(binding, MappedWeight.of(binding.name, weight) if in_place else nn.Parameter(weight, False))
+            name = self.bindings[stored].name
+            if unit.hold is not Hold.always:
+                self._put(stored, LentWeight.of(name, weight))
+            elif unit.home in (Home.mapped, Home.locked):
+                self._put(stored, MappedWeight.of(name, weight))
+            else:
+                self._put(stored, nn.Parameter(weight, False))
 
     def _unbind(self, unit: Unit) -> None:
         for stored, weight in unit.source.items():
-            binding = self.bindings[stored]
-            _assign(binding, ReleasedWeight.of(binding.name, weight, self.machine.device))
+            self._put(stored, ReleasedWeight.of(self.bindings[stored].name, weight, self.machine.device))
+
+    def _put(self, stored: str, weight: torch.Tensor) -> None:
+        """Bind everywhere. Whether it requires a gradient is kept: on the CPU torch chooses kernels by that."""
+        binding = self.bindings[stored]
+        if (before := binding.places[0].find()) is not None:
+            weight.requires_grad_(before.requires_grad)
+        for place in binding.places:
+            place.put(weight)
+        self._lent[stored] = _Lent(weight)
 
     def _check_slots(self, staging: Staging | None) -> None:
         """A slot that is too small would be found out in the middle of a forward."""
@@ -202,13 +352,6 @@ class Resident:
 
     def _note_peak(self) -> None:
         self.peak_weight_bytes = max(self.peak_weight_bytes, self.weight_bytes)
-
-
-def _assign(binding: Binding, weight: torch.Tensor) -> None:
-    """Bind everywhere. Whether it requires a gradient is kept: on the CPU torch chooses kernels by that."""
-    weight.requires_grad_(binding.places[0].get().requires_grad)
-    for place in binding.places:
-        place.put(weight)
 
 
 def entries_of(layer: nn.Module) -> Iterable[nn.Module]:

@@ -108,6 +108,12 @@ class Slots:
             self._reader_broke |= taken.copying.exception() is not None
         self._machine.synchronize()
 
+    def forget(self, unit: Unit) -> None:
+        """Empty a layer's slot, and find its ways there anew: its weights have other homes now."""
+        self.free(unit)
+        for key in [key for key in self._places if key[0] == id(unit)]:
+            del self._places[key]
+
     def _take(self, unit: Unit, busy: Collection[int]) -> _Taken | None:
         used = {taken.index for taken in self._taken.values()}
         index = next((index for index in range(len(self._buffers)) if index not in used), None)
