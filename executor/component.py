@@ -36,6 +36,7 @@ class LoadedComponent:
         module: the module, bound. Its parameters' device is the compute device, wherever the weights rest.
         resident: what is on the compute device.
         units: every unit at its home.
+        layers: the dotted name of each layer's module, by the layer's own.
         buffer_bytes: buffers, which are owned copies on the compute device whatever the homes.
         host_bytes: copies that rest on the host.
         page_locked_bytes: what is pinned or locked on the host.
@@ -48,6 +49,7 @@ class LoadedComponent:
     module: nn.Module
     resident: Resident
     units: tuple[Unit, ...]
+    layers: Mapping[str, str]
     buffer_bytes: int
     host_bytes: int
     page_locked_bytes: int
@@ -140,6 +142,7 @@ def load_component(
         module=module,
         resident=resident,
         units=units,
+        layers={layer_prefix(stack or "", number): root for (stack, number), root in roots.items()},
         buffer_bytes=buffer_bytes,
         host_bytes=pinned + sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
         page_locked_bytes=pinned + homes.locked_bytes,

@@ -165,7 +165,7 @@ class LentWeight(torch.nn.Parameter):
     def of(name: str, weight: torch.Tensor) -> torch.nn.Parameter:
         """The weight as a parameter with a count of its own; a plain one of the tensor's own kind on other devices."""
         # Views of one buffer share their base's count, and what `data` gives has a new one.
-        lent = LentWeight(weight.data, False)
+        lent = cast(torch.nn.Parameter, LentWeight(weight.data, False))
         if isinstance(lent, LentWeight):
             lent.weight_name = name
         return lent

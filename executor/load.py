@@ -18,6 +18,7 @@ from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
 from .machines import CPU, open_machines
+from .reads import disk_read_bytes
 from .resident import Resident
 from .units import Progress, ignore
 from .updates import Allowance, Value
@@ -45,13 +46,15 @@ class _Stage:
 class LoadedPipeline:
     """Running components by name, their machines by device, and how long loading took.
 
-    `pipeline["vae"]` is the bound module.
+    `pipeline["vae"]` is the bound module. `read_before_bytes` is what the process had read from disks before loading;
+    null where the system does not count it.
     """
 
     plan: Plan
     components: Mapping[str, LoadedComponent]
     machines: Mapping[str, Machine]
     load_s: float
+    read_before_bytes: int | None
     _stage: _Stage = field(repr=False)
 
     def __getitem__(self, component: str) -> nn.Module:
@@ -120,7 +123,7 @@ def load_plan(
     """
     if isinstance(plan.verdict, Refused):
         raise RefusedError("the plan is refused: nothing fits", hint="`placewise show` prints the causes")
-    started = time.perf_counter()
+    started, read_before = time.perf_counter(), disk_read_bytes()
     if leaves_little(plan):
         fix_heap()
     opened = open_machines(plan, machines or {})
@@ -138,6 +141,7 @@ def load_plan(
         components=components,
         machines=opened,
         load_s=time.perf_counter() - started,
+        read_before_bytes=read_before,
         _stage=stage,
     )
 

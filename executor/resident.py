@@ -6,6 +6,7 @@ when one is needed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .fetching import Fetcher
 from .guards import LentWeight, MappedWeight, ReleasedWeight
 from .machine import Machine
 from .names import Binding
-from .slots import Slots
+from .slots import Slots, Span, SpanKind
 from .units import Unit
 from .updates import Value, Writer, check_value
 
@@ -98,6 +99,7 @@ class Resident:
         self._position = {id(unit): position for position, unit in enumerate(self._streamed)}
         self._entered = False
         self._held_bytes = 0
+        self._held_s = 0.0
         self._slots = Slots(machine, fetcher, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
         self._check_slots(staging)
         self._users: dict[int, int] = {}
@@ -118,6 +120,15 @@ class Resident:
     def reader_broke(self) -> bool:
         """Whether fetching ahead failed once, and layers are fetched when they are needed ever since."""
         return self._slots.reader_broke
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds in which the computing thread waited for weights: at the begin of phases, and for layers."""
+        return self._held_s + self._slots.stall_s
+
+    def record(self, spans: list[Span] | None) -> None:
+        """Have fetches and waits go to a list from now on; nowhere if null."""
+        self._slots.spans = spans
 
     def enter(self) -> None:
         """Begin the phase: fetch what is held for it, and make the slots. Nothing stays in use from before.
@@ -264,10 +275,10 @@ class Resident:
         """The value in memory of its own, if it is a view of what is about to be written."""
         if callable(value) or len(chosen) == 1:
             return value
-        written = {unit.source[stored].untyped_storage()._cdata for unit, stored, _ in chosen}
+        written = {unit.source[stored].untyped_storage().data_ptr() for unit, stored, _ in chosen}
         lent = (self._lent[stored].weight for _, stored, _ in chosen)
-        written |= {each.untyped_storage()._cdata for each in lent if not isinstance(each, ReleasedWeight)}
-        return value.clone() if value.untyped_storage()._cdata in written else value
+        written |= {each.untyped_storage().data_ptr() for each in lent if not isinstance(each, ReleasedWeight)}
+        return value.clone() if value.untyped_storage().data_ptr() in written else value
 
     def _refresh(self, unit: Unit, stored: str) -> None:
         """Let what is bound have the value at home."""
@@ -293,8 +304,14 @@ class Resident:
                     self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
 
     def _hold(self, unit: Unit) -> None:
+        began = perf_counter()
         place = self.fetcher.packed(unit, self.machine.allocate(unit.layout.nbytes))
         place.fill()
+        ended = perf_counter()
+        self._held_s += ended - began
+        if (spans := self._slots.spans) is not None:
+            for kind in (SpanKind.fetch, SpanKind.wait):
+                spans.append(Span(kind=kind, layer=unit.label, begin_s=began, end_s=ended))
         self._held_bytes += unit.layout.nbytes
         self._bind(unit, place.weights)
 

@@ -8,6 +8,8 @@ from then on all copies are made then: a broken reader costs speed, never a valu
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
 
 import torch
 
@@ -15,6 +17,24 @@ from .fetching import Fetcher
 from .machine import Machine
 from .transport import Place, Weights
 from .units import Unit
+
+
+class SpanKind(StrEnum):
+    """What happened: weights came, the computing thread waited for them, or a layer computed."""
+
+    fetch = "fetch"
+    wait = "wait"
+    compute = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One thing that happened to a layer, by the clock `time.perf_counter`."""
+
+    kind: SpanKind
+    layer: str
+    begin_s: float
+    end_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +56,8 @@ class Slots:
         fetcher: brings layers to it.
         count: how many there are.
         slot_bytes: the size of each, at least that of every layer.
+
+    `stall_s` is what the computing thread has waited for weights. Fetches and waits go to `spans` where it is a list.
     """
 
     def __init__(self, machine: Machine, fetcher: Fetcher, count: int, slot_bytes: int) -> None:
@@ -48,6 +70,8 @@ class Slots:
         self._places: dict[tuple[int, int], Place] = {}  # By id of the unit and slot, made once while they are open.
         self._reader: ThreadPoolExecutor | None = None
         self._reader_broke = False
+        self.stall_s = 0.0
+        self.spans: list[Span] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +112,12 @@ class Slots:
         taken = self._taken.get(id(unit)) or self._take(unit, busy)
         if taken is None:
             return None
+        began = perf_counter()
         self._complete(taken)
+        ended = perf_counter()
+        self.stall_s += ended - began
+        if self.spans is not None:
+            self.spans.append(Span(kind=SpanKind.wait, layer=unit.label, begin_s=began, end_s=ended))
         return taken.place.weights
 
     def fetch_ahead(self, unit: Unit) -> None:
@@ -99,7 +128,7 @@ class Slots:
         if taken is not None:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
-            taken.copying = self._reader.submit(_fill, taken.place)
+            taken.copying = self._reader.submit(self._fill, taken)
 
     def free(self, unit: Unit) -> None:
         """Empty a layer's slot. What still reads it, or is still copied into it, is waited for."""
@@ -137,14 +166,17 @@ class Slots:
             self._reader_broke |= failed
         if not taken.there:
             try:
-                _fill(taken.place)
+                self._fill(taken)
             except BaseException:
                 del self._taken[id(taken.unit)]
                 raise
             taken.there = True
 
-
-def _fill(place: Place) -> None:
-    """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        place.fill()
+    def _fill(self, taken: _Taken) -> None:
+        """Fill a slot. Weights are plain tensors whatever mode the caller computes in: they outlive it."""
+        spans = self.spans
+        began = 0.0 if spans is None else perf_counter()
+        with torch.inference_mode(mode=False), torch.no_grad():
+            taken.place.fill()
+        if spans is not None:
+            spans.append(Span(kind=SpanKind.fetch, layer=taken.unit.label, begin_s=began, end_s=perf_counter()))

@@ -113,7 +113,7 @@ def test_run_prints_predicted_against_observed(run: Run, tmp_path: Path) -> None
     device = next(axis for axis in report["axes"] if axis["axis"] == "sim:2")
     assert 0 < device["weights_bytes"] <= device["predicted_bytes"] < device["peak_bytes"]
     assert report["components"][0]["homes_verified"]
-    assert report["components"][0]["forward_s"] > 0
+    assert report["components"][0]["first_pass_s"] > 0
     assert "predicted peak" in run("run", plan, "--model", tmp_path / "bert").out
 
 

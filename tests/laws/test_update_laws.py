@@ -11,16 +11,16 @@ from unittest.mock import patch
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from placewise.executor.layout import as_stored, extents, pack
+from placewise.executor.layout import Stored, as_stored, extents, pack
 from placewise.executor.load import LoadedPipeline
 from placewise.executor.transport import Route, leave_out
 from placewise.models.headers import READ_ALIGNMENT
 from placewise.plans.policy import Home
 from torch import nn
 
-from ..modules import load
+from ..modules import build, load
 from ..readings import plan_of
-from .test_reader_laws import Case, Stored, build, cases, save, stored_layers
+from .test_reader_laws import Case, cases, save, stored_layers
 
 
 class Way(Enum):
