@@ -163,11 +163,10 @@ class LentWeight(torch.nn.Parameter):
 
     @staticmethod
     def of(name: str, weight: torch.Tensor) -> torch.nn.Parameter:
-        """The weight as a parameter with a count of its own; a plain one of the tensor's own kind on other devices."""
+        """The weight as a parameter with a count of its own. A simulated tensor stays one, and counts by its name."""
         # Views of one buffer share their base's count, and what `data` gives has a new one.
-        lent = cast(torch.nn.Parameter, LentWeight(weight.data, False))
-        if isinstance(lent, LentWeight):
-            lent.weight_name = name
+        lent = LentWeight(weight.data, False)
+        lent.weight_name = name
         return lent
 
     @property
@@ -177,13 +176,7 @@ class LentWeight(torch.nn.Parameter):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
-            raise ExecutionError(
-                f"weight '{self.weight_name}' is on {self.device} for a while, and cannot become another tensor there",
-                hint="keep its shape, dtype and device, or plan a checkpoint that has the new ones",
-            )
-        with torch.no_grad():
-            self.copy_(value)
+        write_lent(self, self.weight_name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
         clone = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
@@ -192,6 +185,21 @@ class LentWeight(torch.nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def write_lent(weight: torch.Tensor, name: str, value: torch.Tensor) -> None:
+    """Set the data of a lent weight: by writing, so that it is counted and the copy stays where it is.
+
+    Raises:
+        ExecutionError: the value has another shape, dtype or device.
+    """
+    if (value.shape, value.dtype, value.device) != (weight.shape, weight.dtype, weight.device):
+        raise ExecutionError(
+            f"weight '{name}' is on {weight.device} for a while, and cannot become another tensor there",
+            hint="keep its shape, dtype and device, or plan a checkpoint that has the new ones",
+        )
+    with torch.no_grad():
+        weight.copy_(value)
 
 
 class ReleasedWeight(_Guarded):

@@ -241,15 +241,15 @@ def test_load_state_dict_by_copies_is_refused_where_it_would_be_lost(checkpoint:
 
 def by_data(weight: nn.Parameter) -> None:
     """As peft merges."""
-    weight.data += NEW
+    weight.data += NEW.to(weight.device)
 
 
 def by_new_data(weight: nn.Parameter) -> None:
-    weight.data = weight.data + NEW
+    weight.data = weight.data + NEW.to(weight.device)
 
 
 def in_place(weight: nn.Parameter) -> None:
-    weight.add_(NEW)
+    weight.add_(NEW.to(weight.device))
 
 
 @pytest.mark.parametrize("write", [by_data, by_new_data, in_place])
@@ -271,6 +271,22 @@ def test_a_write_is_refused_or_kept_and_never_lost(checkpoint: Path, write: Call
             pipeline.release()
         if fate is PHASE:
             assert pipeline.components["model"].replaced_bytes == NEW.nbytes
+
+
+@pytest.mark.parametrize("write", [by_data, by_new_data, in_place])
+def test_a_write_on_a_device_goes_home_with_the_phase(checkpoint: Path, write: Callable[[nn.Parameter], None]) -> None:
+    fates = [PHASE, (Home.pageable, Hold.phase)] * 2
+    pipeline = load(plan_of(checkpoint, fates, DEVICE, on_device=True), checkpoint, Tower)
+    ids = IDS.to(pipeline.device("model"))
+    names = [f"blocks.{number}.blocks.0.weight" for number in range(LAYERS)]
+    pipeline["model"](ids)
+    for name in names:
+        write(pipeline["model"].get_parameter(name))
+    plain = build(Tower)
+    merged = expected({name: plain.get_parameter(name) + NEW for name in names})
+    for _ in range(2):
+        assert torch.equal(pipeline["model"](ids).cpu(), merged)
+        pipeline.release()
 
 
 @pytest.mark.parametrize("fate", [MAPPED, PAGEABLE])
