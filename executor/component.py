@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class LoadedComponent:
         resident: what is on the compute device.
         units: every unit at its home.
         layers: the dotted name of each layer's module, by the layer's own.
+        load_s: seconds that binding took, and bringing units home.
         buffer_bytes: buffers, which are owned copies on the compute device whatever the homes.
         host_bytes: copies that rest on the host.
         page_locked_bytes: what is pinned or locked on the host.
@@ -50,6 +52,7 @@ class LoadedComponent:
     resident: Resident
     units: tuple[Unit, ...]
     layers: Mapping[str, str]
+    load_s: float
     buffer_bytes: int
     host_bytes: int
     page_locked_bytes: int
@@ -118,6 +121,7 @@ def load_component(
             or a unit did not get the home that the plan says.
         DeviceMemoryError: a device has not enough memory left.
     """
+    started = time.perf_counter()
     _check_honoured(placement)
     found = match_names(module, facts.tensors, facts.aliases)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
@@ -143,6 +147,7 @@ def load_component(
         resident=resident,
         units=units,
         layers={layer_prefix(stack or "", number): root for (stack, number), root in roots.items()},
+        load_s=time.perf_counter() - started,
         buffer_bytes=buffer_bytes,
         host_bytes=pinned + sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
         page_locked_bytes=pinned + homes.locked_bytes,

@@ -59,8 +59,9 @@ class ComponentReport(Record):
     """One component. `homes_verified` is false where the platform does not tell what backs an address.
 
     `predicted` is the plan's for the `planned_passes` of one request; `first_pass_s`, and the median of the later ones,
-    are those of the `passes` that ran. `stall_s`, `link_bytes` and `read_bytes` are all since loading: what the
-    computing thread waited for weights, what of them went to the device, and what was read for them.
+    are those of the `passes` that ran, and `load_s` is without building the module. `stall_s`, `link_bytes` and
+    `read_bytes` are all since loading: what the computing thread waited for weights, what of them went to the device,
+    and what was read for them.
 
     `reader` is how mapped units are read, and `read_bytes` tells what was read by each way. `reader_broke` says
     that fetching ahead failed once, and layers were fetched when they were needed ever since. `notes` tell what could
@@ -83,6 +84,7 @@ class ComponentReport(Record):
     reader_broke: bool
     predicted: Predicted | None
     planned_passes: int
+    load_s: float
     passes: int
     first_pass_s: float | None
     later_pass_s: float | None
@@ -151,6 +153,7 @@ def _component(placement: Placement, pipeline: LoadedPipeline, seconds: tuple[fl
         reader_broke=loaded.resident.reader_broke,
         predicted=phase.predicted if phase else None,
         planned_passes=phase.passes if phase else 1,
+        load_s=loaded.load_s,
         passes=len(seconds),
         first_pass_s=seconds[0] if seconds else None,
         later_pass_s=median(seconds[1:]) if seconds[1:] else None,

@@ -17,7 +17,7 @@ def print_report(report: RunReport, console: Console, *, in_full: bool = False) 
     console.print(axes)
     console.print()
     components = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("component", "computes on", "home/hold", "homes verified", "first pass", "later passes"):
+    for name in ("component", "computes on", "home/hold", "homes verified", "load", "first pass", "later passes"):
         components.add_column(name)
     for component in report.components:
         components.add_row(
@@ -25,6 +25,7 @@ def print_report(report: RunReport, console: Console, *, in_full: bool = False) 
             component.compute_device,
             ", ".join(component.homes),
             "yes" if component.homes_verified else "not on this platform",
+            f"{component.load_s:.3f} s",
             "no sample inputs" if component.first_pass_s is None else f"{component.first_pass_s:.3f} s",
             "" if component.later_pass_s is None else f"{component.later_pass_s:.3f} s",
         )

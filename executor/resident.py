@@ -230,7 +230,7 @@ class Resident:
             if not callable(value):
                 check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._write([(unit, stored, self._apart(value, chosen)) for unit, stored, value in chosen])
+            self._write(chosen)
 
     def gather(self, units: Iterable[Unit] | None = None) -> None:
         """Take over what plain torch has put in the place of weights, or written into copies that go away again.
@@ -262,7 +262,7 @@ class Resident:
 
     def _write(self, chosen: Sequence[tuple[Unit, str, Value]]) -> None:
         self._writer.check_room((unit, stored) for unit, stored, _ in chosen)
-        for unit, stored, value in chosen:
+        for unit, stored, value in self._apart(chosen):
             self._slots.forget(unit)
             if callable(value):
                 value = value(self.fetcher.home_value(unit, stored))
@@ -271,14 +271,17 @@ class Resident:
             self._refresh(unit, stored)
             self.machine.synchronize()
 
-    def _apart(self, value: Value, chosen: Sequence[tuple[Unit, str, Value]]) -> Value:
-        """The value in memory of its own, if it is a view of what is about to be written."""
-        if callable(value) or len(chosen) == 1:
-            return value
+    def _apart(self, chosen: Sequence[tuple[Unit, str, Value]]) -> list[tuple[Unit, str, Value]]:
+        """The same with values in memory of their own that are views of what is about to be written."""
+        lent = {stored: self._lent[stored].weight for _, stored, _ in chosen}
         written = {unit.source[stored].untyped_storage().data_ptr() for unit, stored, _ in chosen}
-        lent = (self._lent[stored].weight for _, stored, _ in chosen)
-        written |= {each.untyped_storage().data_ptr() for each in lent if not isinstance(each, ReleasedWeight)}
-        return value.clone() if value.untyped_storage().data_ptr() in written else value
+        written |= {each.untyped_storage().data_ptr() for each in lent.values() if not isinstance(each, ReleasedWeight)}
+        return [
+            (unit, stored, value)
+            if callable(value) or value is lent[stored] or value.untyped_storage().data_ptr() not in written
+            else (unit, stored, value.clone())
+            for unit, stored, value in chosen
+        ]
 
     def _refresh(self, unit: Unit, stored: str) -> None:
         """Let what is bound have the value at home."""

@@ -213,6 +213,25 @@ def test_a_parameter_that_is_assigned_is_taken_over(checkpoint: Path, fate: Fate
     assert torch.equal(dict(pipeline.components["model"].weights())[WEIGHT], NEW)
 
 
+@pytest.mark.parametrize("fate", [PHASE, STAYS, DEVICE])
+def test_parameters_that_are_swapped_are_taken_over(checkpoint: Path, fate: Fate) -> None:
+    pipeline, plain = loaded(checkpoint, fate), build(Tower)
+    output(pipeline)
+    for module in (pipeline["model"], plain):
+        one, two = module.get_submodule("blocks.0.blocks.0"), module.get_submodule("blocks.1.blocks.0")
+        one.weight, two.weight = two.weight, one.weight
+    for _ in range(2):
+        assert torch.equal(output(pipeline), plain(IDS))
+        pipeline.release()
+
+
+def test_a_value_that_is_a_view_of_its_own_weight(checkpoint: Path) -> None:
+    pipeline = loaded(checkpoint, DEVICE)
+    turned = build(Tower).get_parameter(WEIGHT).t().clone()
+    pipeline.update("model", {WEIGHT: pipeline["model"].get_parameter(WEIGHT).t()})
+    assert torch.equal(output(pipeline), expected({WEIGHT: turned}))
+
+
 @pytest.mark.parametrize("fate", [MAPPED, PHASE, STAYS, PAGEABLE, DEVICE])
 def test_load_state_dict_by_assignment_is_taken_over(checkpoint: Path, fate: Fate) -> None:
     pipeline, other = loaded(checkpoint, fate), build(Tower, seed=1)
