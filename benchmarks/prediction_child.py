@@ -15,6 +15,7 @@ from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.planner.measuring.facts import measure_machine
 from placewise.planner.tracing.trace import trace_pipeline
 from placewise.plans.calibration import Calibration
+from placewise.plans.pipeline import known_peak_bytes
 from placewise.plans.record import Record
 from placewise.policies.presets import load_preset
 
@@ -62,7 +63,8 @@ def main() -> None:
     )
     machines: dict[str, Machine] = {}
     if case.device_share is not None:
-        capacity = round(case.device_share * weight_bytes) + (pipeline.components[0].activations.peak_bytes)  # type: ignore[union-attr]
+        activations = known_peak_bytes(pipeline.components[0].activations) or 0
+        capacity = round(case.device_share * weight_bytes) + activations
         machine = machine.model_copy(update={"accelerators": (given_accelerator(DEVICE, capacity),)})
         device = simulated_device(0, capacity_bytes=capacity, link_bytes_per_s=case.link)
         machines[DEVICE] = SimulatedMachine(

@@ -49,9 +49,9 @@ def _t5() -> Any:
 
 
 def _dit() -> Any:
-    import diffusers
+    from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
 
-    make: Any = diffusers.DiTTransformer2DModel
+    make: Any = DiTTransformer2DModel
     return make(num_attention_heads=16, attention_head_dim=64, num_layers=20, sample_size=32)
 
 

@@ -1,6 +1,6 @@
 """What differs between platforms, behind one protocol: where bytes live, how they get there, what is left."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -109,3 +109,31 @@ class Machine(Protocol):
     def reset_peak(self) -> None:
         """Let the peak start again from what is held now."""
         ...
+
+
+class AtOnce:
+    """What machines have in common on which every copy is done when it returns, and which keep no freed memory."""
+
+    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Write `source` into `destination`; done when this returns."""
+        destination.copy_(source)
+
+    def copying(self) -> AbstractContextManager[object]:
+        """Change nothing: copies are done when `copy_in` returns."""
+        return nullcontext()
+
+    def mark(self) -> Mark:
+        """Give None: everything is done."""
+        return None
+
+    def wait(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
+
+    def reach(self, mark: Mark) -> None:
+        """Return at once: nothing runs later here."""
+
+    def synchronize(self) -> None:
+        """Return at once: nothing runs later here."""
+
+    def empty_cache(self) -> None:
+        """Return at once: nothing is kept here."""

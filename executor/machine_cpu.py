@@ -3,15 +3,14 @@
 import threading
 import weakref
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ..plans.errors import ExecutionError
-from .machine import Capabilities, Mark, MemoryFigures
+from .machine import AtOnce, Capabilities, MemoryFigures
 
 
-class CpuMachine:
+class CpuMachine(AtOnce):
     """Computes where the weights are; its figures are those of what was allocated through it."""
 
     def __init__(self) -> None:
@@ -43,30 +42,6 @@ class CpuMachine:
     def pinned(self, nbytes: int) -> torch.Tensor:
         """Raise ExecutionError: nothing is copied to a device from here."""
         raise ExecutionError("the cpu has no pinned memory", hint="plan with home device or locked")
-
-    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Write `source` into `destination`; done when this returns."""
-        destination.copy_(source)
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Change nothing: copies are done when `copy_in` returns."""
-        return nullcontext()
-
-    def mark(self) -> Mark:
-        """Give None: everything is done."""
-        return None
-
-    def wait(self, mark: Mark) -> None:
-        """Return at once: nothing runs later here."""
-
-    def reach(self, mark: Mark) -> None:
-        """Return at once: nothing runs later here."""
-
-    def synchronize(self) -> None:
-        """Return at once: nothing runs later here."""
-
-    def empty_cache(self) -> None:
-        """Return at once: nothing is kept here."""
 
     def memory(self) -> MemoryFigures:
         """Tell what the live tensors hold that were allocated through this machine."""

@@ -54,7 +54,10 @@ def _changes(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[tuple[int
 def _try(
     draft: Draft, slots: int, change: Change, ledger: Ledger, costs: dict[str, Costs], policy: Policy, best: float
 ) -> float | None:
-    """Make a change; take it back unless it costs less than `best`, which is then returned."""
+    """Make a change; take it back unless it costs less than `best`, which is then returned.
+
+    Readers are settled by the next change, or by `total_cost`.
+    """
     before = tuple((unit, (unit.home, unit.hold)) for unit, _ in change)
     granted = draft.granted_slots
     _make(draft, slots, change, ledger, policy)
@@ -64,7 +67,6 @@ def _try(
         if cost < best * (1 - _GAIN):
             return cost
     _make(draft, granted, before, ledger, policy)
-    settle_readers(ledger)
     return None
 
 

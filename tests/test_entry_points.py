@@ -4,7 +4,7 @@
 # pyright: reportPrivateUsage=false
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import placewise
@@ -22,6 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from .modules import SIM, Tower, build, load, machine, on_meta, overridden, plan_for, policy, save
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
 
 IDS = torch.tensor([[1, 2, 3, 10], [4, 5, 6, 0]])
 STATES = torch.linspace(-1, 1, 2 * 4 * 16).view(2, 4, 16)
@@ -117,21 +119,6 @@ ENTRIES: tuple[Entry, ...] = (
     copied,
     fused,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads that share out tiny products only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

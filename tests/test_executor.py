@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,8 @@ from torch import nn
 
 from .modules import SIM, Gated, GatedTower, Tower, build, load, machine, overridden, plan_for, policy, save
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 IDS = torch.tensor([[1, 2, 3, 10], [4, 5, 6, 0]])
 LAYER = Override(select="model.blocks", hold=Hold.layer)
 
@@ -38,12 +40,6 @@ LAYER = Override(select="model.blocks", hold=Hold.layer)
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save(build(Tower), tmp_path / "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def expected(order: tuple[int, ...] | None = None) -> torch.Tensor:

@@ -5,7 +5,7 @@
 # pyright: reportUnknownLambdaType=false
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +33,11 @@ from .pipelines import (
     vae,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
+
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 IMAGE = torch.linspace(-1, 1, 3 * 16 * 16).view(1, 3, 16, 16)
 PLACES = ("resident", "mapped", "phase", "layer")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads that share out tiny products only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def placed(folder: Path, place: str, *components: str) -> LoadedPipeline:

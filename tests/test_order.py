@@ -1,7 +1,7 @@
 """Copies beside the compute, in the order that streams need: on a machine whose copies run as late as marks allow."""
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from torch import nn
 
 from .modules import build, on_meta, save
 from .readings import DEVICE, Fate, Stacked, plan_of
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 LAYERS = 5
 HERE = (Home.device, Hold.always)
@@ -121,12 +123,6 @@ def make() -> Stacked:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save(build(make), tmp_path / "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def plan(path: Path, mixture: str = "mixed", reader: Reader = Reader.direct, slots: int = 2) -> Plan:

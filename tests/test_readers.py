@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ HERE, LAYERS = (Home.device, Hold.always), 4
 Preadv = Callable[[int, Sequence[memoryview], int], int]
 preadv: Preadv = os.preadv
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="direct reads and locked pages are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="direct reads and locked pages are Linux's"),
+    pytest.mark.usefixtures("no_grad"),
+]
 
 
 def make() -> Stacked:
@@ -43,12 +46,6 @@ def make() -> Stacked:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save(build(make), tmp_path / "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Layers fetched ahead of use by a reader thread: the same values, whatever the order, and whatever breaks."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from placewise.plans.units import GIB
 from torch import nn
 
 from .modules import SIM, Tower, build, machine, on_meta, overridden, plan_for, save
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 IDS = torch.tensor([[1, 2, 3, 10], [4, 5, 6, 0]])
 LAYERS = 6
@@ -54,12 +56,6 @@ def make() -> Tower:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     return save(build(make), tmp_path / "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 def plan(path: Path, *, slots: int = 2, ahead: int = 1, passes: int = 3) -> Plan:

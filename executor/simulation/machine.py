@@ -2,17 +2,16 @@
 
 import weakref
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from ...plans.errors import ExecutionError
-from ..machine import Capabilities, Mark, MemoryFigures
+from ..machine import AtOnce, Capabilities, MemoryFigures
 from ..pages import anonymous_pages
 from .device import SimulatedDevice
 
 
-class SimulatedMachine:
+class SimulatedMachine(AtOnce):
     """A machine without hardware; see `simulated_device`.
 
     Args:
@@ -62,30 +61,6 @@ class SimulatedMachine:
     def pinned_bytes(self) -> int:
         """Bytes of live memory from `pinned`."""
         return self._pinned_bytes - sum(self._released)
-
-    def copy_in(self, destination: torch.Tensor, source: torch.Tensor) -> None:
-        """Write the host tensor `source` into `destination`; done when this returns."""
-        destination.copy_(source)
-
-    def copying(self) -> AbstractContextManager[object]:
-        """Change nothing: copies are done when `copy_in` returns."""
-        return nullcontext()
-
-    def mark(self) -> Mark:
-        """Give None: everything is done."""
-        return None
-
-    def wait(self, mark: Mark) -> None:
-        """Return at once: nothing runs later here."""
-
-    def reach(self, mark: Mark) -> None:
-        """Return at once: nothing runs later here."""
-
-    def synchronize(self) -> None:
-        """Return at once: nothing runs later here."""
-
-    def empty_cache(self) -> None:
-        """Return at once: nothing is kept here."""
 
     def memory(self) -> MemoryFigures:
         """Tell the device's own figures."""

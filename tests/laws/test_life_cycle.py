@@ -265,8 +265,6 @@ class LifeCycle(RuleBasedStateMachine):
         """Its first use begins the phase."""
         with torch.no_grad():
             self.run(name, (), lambda module, x: module.use(x, (layer,)))
-        begun = self.fates[name][layer][1] is not Hold.always
-        self.phase = name if begun else None
 
     @rule(name=names, uses=uses)
     def gradients_of_the_input(self, name: str, uses: list[Use]) -> None:
@@ -362,7 +360,9 @@ class LifeCycle(RuleBasedStateMachine):
                 message,
             )
         event(message.splitlines()[0][-30:] if message else "output")
-        self.phase = name
+        holds = (hold for _, hold in (*self.fates[name], self.fixed))
+        if why != "requires a gradient" or Hold.phase not in holds:
+            self.phase = name  # else it was refused before its phase began
 
     def refused(self, name: str, uses: Sequence[Use], *, grad: bool) -> str | None:
         """Why the executor refuses: gradients would be lost, or too few slots."""

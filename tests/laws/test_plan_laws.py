@@ -70,7 +70,9 @@ def test_slots_hold_the_largest_streamed_layer(plan: Plan) -> None:
         assert (placement.staging is None) == (not sizes)
         if placement.staging is not None:
             slots, ahead = placement.staging.slots, placement.staging.prefetch_layers
-            assert placement.staging.slot_bytes == max(sizes)
+            # On the CPU a slot that is read into holds whole blocks of each of a layer's few file ranges.
+            in_blocks = placement.compute_device == "cpu" and placement.staging.reader != "mapping"
+            assert max(sizes) <= placement.staging.slot_bytes <= max(sizes) + (8 * 4096 if in_blocks else 0)
             assert 1 <= slots <= min(len(sizes), plan.policy.slots)
             assert ahead <= min(slots - 1, plan.policy.prefetch_layers)
 
