@@ -302,6 +302,8 @@ class Resident:
                 )
             if not callable(value):
                 check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+        # What is replaced whole is not asked what it was.
+        self._take_over((unit, stored) for unit, stored, value in chosen if callable(value))
         with torch.inference_mode(mode=False), torch.no_grad():
             self._write(chosen)
 
@@ -315,10 +317,12 @@ class Resident:
             InputError: it has another shape or dtype, or is only in one place of a tied weight.
             ExecutionError: the plan left too little of the host.
         """
+        self._take_over((unit, stored) for unit in (self._units if units is None else units) for stored in unit.source)
+
+    def _take_over(self, weights: Iterable[tuple[Unit, str]]) -> None:
         found = [
             (unit, stored, value)
-            for unit in (self._units if units is None else units)
-            for stored in unit.source
+            for unit, stored in weights
             if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit.hold)) is not None
         ]
         for unit, stored, value in found:

@@ -143,7 +143,7 @@ class Slots:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
             try:
-                taken.copying = self._reader.submit(self._fetch, taken)
+                taken.copying = self._reader.submit(self._fetch, unit, taken.place, taken.index)
             except RuntimeError:  # The system gives no thread. The pool would keep what it was asked.
                 self._reader, self._reader_broke = None, True
 
@@ -195,16 +195,17 @@ class Slots:
             taken.copying = None
         if not taken.there:
             try:
-                self._machine.wait(self._fetch(taken))
+                self._machine.wait(self._fetch(taken.unit, taken.place, taken.index))
             except BaseException:
                 del self._taken[id(taken.unit)]
                 raise
             taken.there = True
 
-    def _fetch(self, taken: _Taken) -> Mark:
+    def _fetch(self, unit: Unit, place: Place, index: int) -> Mark:
+        # Not given what is taken: an error knows this frame, and would keep the memory of the slot with itself.
         spans, began = self.spans, perf_counter()
-        mark = fetch(self._machine, taken.place, (self._used[taken.index],))
+        mark = fetch(self._machine, place, (self._used[index],))
         if spans is not None:
             self._machine.reach(mark)
-            spans.append(Span(kind=SpanKind.fetch, layer=taken.unit.label, begin_s=began, end_s=perf_counter()))
+            spans.append(Span(kind=SpanKind.fetch, layer=unit.label, begin_s=began, end_s=perf_counter()))
         return mark
