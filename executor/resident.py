@@ -35,7 +35,7 @@ class _Lent:
         self.weight = weight
         self._writes = _writes(weight)
 
-    def changed(self, component: str, binding: Binding, hold: Hold) -> torch.Tensor | None:
+    def changed(self, component: str, binding: Binding, unit: Unit) -> torch.Tensor | None:
         """The new value that plain torch gave the weight since; null where there is none.
 
         Raises:
@@ -44,10 +44,14 @@ class _Lent:
         """
         present = [place.find() for place in binding.places]
         if all(each is self.weight for each in present):
-            return self.weight if hold is not Hold.always and _writes(self.weight) != self._writes else None
+            if unit.hold is Hold.always:
+                same = _is_same(self.weight, unit.source[binding.stored])
+            else:
+                same = _writes(self.weight) == self._writes
+            return None if same else self.weight
         if present[0] is not None and all(each is present[0] for each in present):
             return present[0]
-        if hold is Hold.always:
+        if unit.hold is Hold.always:
             return None
         names = ", ".join(place.name for place in binding.places)
         raise InputError(
@@ -58,6 +62,13 @@ class _Lent:
 
 def _writes(weight: torch.Tensor) -> int:
     return 0 if isinstance(weight, (MappedWeight, ReleasedWeight)) or weight.is_inference() else weight._version
+
+
+def _is_same(weight: torch.Tensor, home: torch.Tensor) -> bool:
+    """Whether both are the same elements of the same memory; setting `data` gives a weight another."""
+    with unguarded():
+        one, other = ((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (weight, home))
+    return one == other
 
 
 class Stage:
@@ -323,7 +334,7 @@ class Resident:
         found = [
             (unit, stored, value)
             for unit, stored in weights
-            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit.hold)) is not None
+            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
         ]
         for unit, stored, value in found:
             if unit.hold is Hold.always:
@@ -365,7 +376,7 @@ class Resident:
         """Let what is bound have the value at home."""
         weight, source = self._lent[stored].weight, unit.source[stored]
         if unit.hold is Hold.always:
-            if isinstance(weight, MappedWeight) and stored in unit.replaced:
+            if not _is_same(weight, source):
                 weight = nn.Parameter(source, False)
         elif not isinstance(weight, ReleasedWeight):
             self.machine.copy_in(weight, source)

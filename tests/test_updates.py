@@ -213,6 +213,37 @@ def test_a_parameter_that_is_assigned_is_taken_over(checkpoint: Path, fate: Fate
     assert torch.equal(dict(pipeline.components["model"].weights())[WEIGHT], NEW)
 
 
+def assigned(module: nn.Module, value: torch.Tensor) -> None:
+    module.weight = nn.Parameter(value, requires_grad=False)
+
+
+def set_by_data(module: nn.Module, value: torch.Tensor) -> None:
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    weight.data = value
+
+
+@pytest.mark.parametrize(
+    ("give", "fate"),
+    [(assigned, fate) for fate in (MAPPED, PHASE, STAYS, PAGEABLE, DEVICE)]
+    + [(set_by_data, PHASE), (set_by_data, DEVICE)],
+)
+def test_an_update_sees_what_plain_torch_gave_before(
+    checkpoint: Path, give: Callable[[nn.Module, torch.Tensor], None], fate: Fate
+) -> None:
+    pipeline = loaded(checkpoint, fate)
+    output(pipeline)
+    linear = pipeline["model"].get_submodule("blocks.1.blocks.0")
+    give(linear, NEW.clone().t())
+    pipeline.update("model", {WEIGHT: lambda old: old * 2})
+    assert torch.equal(output(pipeline), expected({WEIGHT: NEW.t() * 2}))
+    if give is assigned or fate is DEVICE:
+        give(linear, NEW + 1)
+    pipeline.update("model", {WEIGHT: NEW})
+    assert torch.equal(output(pipeline), expected({WEIGHT: NEW}))
+    assert torch.equal(dict(pipeline.components["model"].weights())[WEIGHT], NEW)
+
+
 @pytest.mark.parametrize("fate", [PHASE, STAYS, DEVICE])
 def test_parameters_that_are_swapped_are_taken_over(checkpoint: Path, fate: Fate) -> None:
     pipeline, plain = loaded(checkpoint, fate), build(Tower)
