@@ -73,8 +73,8 @@ def _print_segments(report: RunReport, console: Console) -> None:
 
 def _print_transfers(report: RunReport, console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("component", "of moving weights", "predicted", "observed"):
-        table.add_column(name, justify="right" if name in ("predicted", "observed") else "left")
+    for name in ("component", "passes and what they moved", "predicted for a request", "observed in this run"):
+        table.add_column(name, justify="left" if name.startswith(("component", "passes")) else "right")
     for component in report.components:
         title = component.component
         for row in _transfers(component):
@@ -88,9 +88,12 @@ def _print_transfers(report: RunReport, console: Console) -> None:
 
 def _transfers(component: ComponentReport) -> list[tuple[str, str, str]]:
     """What a request is predicted to cost, beside what the passes that ran did."""
-    predicted = component.predicted
+    predicted, passes = component.predicted, component.planned_passes
+    pass_s = predicted.seconds / passes if predicted and predicted.seconds is not None else None
+    observed_s = component.first_pass_s if component.later_pass_s is None else component.later_pass_s
     return [
-        ("passes", str(component.planned_passes), str(component.passes)),
+        ("passes", str(passes), str(component.passes)),
+        ("seconds per pass", _seconds(pass_s), _seconds(observed_s)),
         ("exposed stall", _seconds(predicted.stall_s if predicted else None), _seconds(component.stall_s)),
         (
             "copied to the device",
