@@ -202,8 +202,11 @@ def check(plan_file: Path, model: Path, as_json: bool) -> None:
 @cli.command()
 @click.argument("plan_file", metavar="PLAN", type=PATH)
 @click.option("--model", type=PATH, default=Path(), help="The path that was planned.  [default: this folder]")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def run(plan_file: Path, model: Path, as_json: bool) -> None:
+@click.option("--passes", type=click.IntRange(1), default=1, show_default=True, help="Forwards of each component.")
+@click.option("--report", "in_full", is_flag=True, help="Print every segment too, and what moving weights took.")
+@click.option("--timeline", type=PATH, help="Draw fetch, wait and compute of the last pass to this .png or .svg file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report, which is the full one, as JSON.")
+def run(plan_file: Path, model: Path, passes: int, in_full: bool, timeline: Path | None, as_json: bool) -> None:
     """Execute a plan: load it, check every home, run sample inputs, and print predicted against observed."""
     from . import api
     from .plans.codec import read_plan
@@ -219,11 +222,17 @@ def run(plan_file: Path, model: Path, as_json: bool) -> None:
 
     total = sum(segment.packed_bytes for placement in made.placements for segment in placement.segments)
     pipeline = api.load(made, model, progress=count_bar("loading", total))
-    report = report_run(pipeline, run_samples(pipeline))
+    ran = run_samples(pipeline, passes, record=timeline is not None)
+    report = report_run(pipeline, ran)
     if as_json:
         click.echo(report.model_dump_json(indent=2))
     else:
-        print_report(report, stdout())
+        print_report(report, stdout(), in_full=in_full)
+    if timeline is not None:
+        from .executor.timeline import draw_timelines
+
+        draw_timelines({name: one.spans for name, one in ran.items()}, timeline)
+        say(f"drawn to {timeline}")
 
 
 @cli.command()

@@ -128,7 +128,7 @@ def _pool(module: Any, tokens: "dict[str, torch.Tensor]") -> "torch.Tensor":
 def _run(case: Case, model: Path, tokens: "dict[str, torch.Tensor]", expected: "torch.Tensor") -> _Row:
     import torch
 
-    from .executor.report import report_run
+    from .executor.report import Passes, report_run
 
     plan = api.plan(model, machine=case.machine)
     pipeline = api.load(plan, model)
@@ -136,7 +136,7 @@ def _run(case: Case, model: Path, tokens: "dict[str, torch.Tensor]", expected: "
     return _Row(
         title=case.title,
         plan=plan,
-        report=report_run(pipeline, {"model": seconds}),
+        report=report_run(pipeline, {"model": Passes(seconds=(seconds,))}),
         forward_s=seconds,
         same=torch.equal(embedding, expected),
     )

@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,7 @@ from .procmaps import MapsSnapshot, snapshot_maps
 from .reads import FileReader, can_read
 from .resident import Resident, Stage, entries_of
 from .units import Progress, Unit, UnitKey, ignore, keys_of, misplaced, units_of
+from .updates import Allowance, Value, Writer, check_value, resolve
 
 _INTERPRETED: Final = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
 
@@ -43,6 +45,8 @@ class LoadedComponent:
         module: the module, bound. Its parameters' device is the compute device, wherever the weights rest.
         resident: what is on the compute device.
         units: every unit at its home.
+        layers: the dotted name of each layer's module, by the layer's own.
+        load_s: seconds that binding took, and bringing units home.
         buffer_bytes: buffers, which are owned copies on the compute device whatever the homes.
         host_bytes: copies that rest on the host.
         page_locked_bytes: what is pinned or locked on the host.
@@ -55,6 +59,8 @@ class LoadedComponent:
     module: nn.Module
     resident: Resident
     units: tuple[Unit, ...]
+    layers: Mapping[str, str]
+    load_s: float
     buffer_bytes: int
     host_bytes: int
     page_locked_bytes: int
@@ -65,9 +71,32 @@ class LoadedComponent:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight under its name in the module, read from its home, whatever is bound now. Not to be written."""
+        self.resident.gather()
         for unit in self.units:
             for stored, weight in unit.source.items():
                 yield self.resident.bindings[stored].name, weight
+
+    def update(self, changes: Mapping[str, Value]) -> None:
+        """Give weights and buffers new values; see `LoadedPipeline.update`."""
+        weights = {place.name: binding.name for binding in self.resident.bindings.values() for place in binding.places}
+        buffers = dict(self.module.named_buffers(remove_duplicate=False))
+        values = resolve(self.resident.name, {name: name for name in buffers} | weights, changes)
+        own = {name: values.pop(name) for name in buffers if name in values}
+        for name, value in own.items():
+            if not callable(value):
+                check_value(self.resident.name, name, buffers[name], value)
+        self.resident.update(values)
+        for name, value in own.items():
+            if callable(value):
+                value = value(buffers[name].detach().to("cpu", copy=True))
+                check_value(self.resident.name, name, buffers[name], value)
+            with torch.no_grad():
+                buffers[name].copy_(value)
+
+    @property
+    def replaced_bytes(self) -> int:
+        """What weights take that updates made, or that were put in the place of others."""
+        return sum(unit.replaced_bytes for unit in self.units)
 
 
 def load_component(
@@ -80,6 +109,7 @@ def load_component(
     progress: Progress = ignore,
     *,
     passes: int = 1,
+    allowance: Allowance | None = None,
 ) -> LoadedComponent:
     """Bind a module as its placement says.
 
@@ -92,12 +122,14 @@ def load_component(
         stage: the pipeline's, on which one component at a time has its phase.
         progress: told the bytes of each unit when it is at home.
         passes: forwards in one request.
+        allowance: what new values of mapped weights may take of the host; nothing is known of it if null.
 
     Raises:
         ExecutionError: the module does not fit the checkpoint, the placement asks for what this executor does not do,
             or a unit did not get the home that the plan says.
         DeviceMemoryError: a device has not enough memory left.
     """
+    started = time.perf_counter()
     _check_honoured(placement)
     _check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
@@ -111,9 +143,11 @@ def load_component(
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
     _PLACED.update(module.modules())
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
-    fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units))
+    names = {stored: weight.name for stored, weight in parameters.items()}
+    fetcher = Fetcher(device, facts.tensors, mappings, _reader(placement.staging, facts, units), names)
+    writer = Writer(placement.component, host, device, allowance or Allowance(None))
     resident = Resident(
-        placement.component, device, units, parameters, placement.staging, fetcher, stage, repeats=passes > 1
+        placement.component, device, units, parameters, placement.staging, fetcher, writer, stage, repeats=passes > 1
     )
     if stage.has_phases:
         _install_hooks(module, resident, {unit.prefix: unit for unit in units if unit.hold is Hold.layer}, roots)
@@ -124,6 +158,8 @@ def load_component(
         module=module,
         resident=resident,
         units=units,
+        layers={layer_prefix(stack or "", number): root for (stack, number), root in roots.items()},
+        load_s=time.perf_counter() - started,
         buffer_bytes=buffer_bytes,
         host_bytes=pinned + sum(unit.layout.nbytes for unit in units if unit.home is Home.pageable),
         page_locked_bytes=pinned + homes.locked_bytes,

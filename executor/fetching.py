@@ -1,20 +1,20 @@
 """The way of one component's units to its compute device: copied from their homes, or read from their files."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
-from torch import nn
 
 from ..plans.document import Reader
 from ..plans.policy import Home
+from .guards import LentWeight
 from .layout import Layout, Stored
 from .machine import Machine
 from .mapping import FileMapping, Mappings
 from .pages import pages_of, tells_cached
 from .reads import FileReader
-from .transport import Place, Route, Transport, Weights, fill, packed_route, route_in_place
+from .transport import Place, Route, Transport, Weights, fill, leave_out, packed_route, route_in_place
 from .units import Unit
 
 
@@ -28,17 +28,27 @@ class Fetcher:
         stored: every tensor's file and entry.
         mappings: the files.
         reader: of the files of mapped units; null to copy them out of the mapping.
+        names: of the weights in the module, by those of the checkpoint.
     """
 
-    def __init__(self, machine: Machine, stored: Stored, mappings: Mappings, reader: FileReader | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        stored: Stored,
+        mappings: Mappings,
+        reader: FileReader | None,
+        names: Mapping[str, str],
+    ) -> None:
         self._notes: dict[str, None] = {}
         self._machine = machine
         self._stored = stored
         self._mappings = mappings
+        self._names = names
         self._transport = Transport(machine, reader) if reader else None
         self._routes: dict[int, Route] = {}
         self._counting = threading.Lock()
         self._copied_bytes = 0
+        self.link_bytes = 0  # Of weights, to a device that is not the host.
 
     @property
     def reader(self) -> Reader:
@@ -90,13 +100,29 @@ class Fetcher:
 
     def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
         if route is None or self._transport is None:
-            weights = _parameters(unit.layout.views(buffer))
-            files = self._mappings.of(unit.source) if unit.home in (Home.mapped, Home.locked) else ()
-            return Place(weights=weights, fill=partial(self._copy, weights, unit, files))
+            views = unit.layout.views(buffer)
+            files = self._mappings.of(unit.on_file)
+            return Place(weights=self._lent(views), fill=partial(self._copy, views, unit, files))
+        route = leave_out(route, self._stored, frozenset(unit.replaced))
         paths = {read.path for read in route.reads}
-        cached = pages_of(unit.source.values()) if all(map(tells_cached, paths)) else ()
+        cached = pages_of(unit.on_file.values()) if all(map(tells_cached, paths)) else ()
         place = self._transport.place(route, self._stored, buffer, cached)
-        return Place(weights=_parameters(place.weights), fill=place.fill)
+        return Place(weights=self._lent(place.weights), fill=partial(self._read, place, unit))
+
+    def _lent(self, views: Weights) -> Weights:
+        """Made with the place, and not every time that it is filled. What fills it are no writes to them."""
+        return {name: LentWeight.of(self._names[name], view) for name, view in views.items()}
+
+    def home_value(self, unit: Unit, name: str) -> torch.Tensor:
+        """A weight's value at home, in memory of its own on the host.
+
+        Raises:
+            ExecutionError: the file has become shorter.
+        """
+        if name in unit.on_file:
+            for file in self._mappings.of((name,)):
+                file.check()
+        return unit.source[name].detach().to("cpu", copy=True)
 
     def _route(self, unit: Unit) -> Route | None:
         """The way into a slot; null for what is copied."""
@@ -114,15 +140,22 @@ class Fetcher:
             self._notes[note] = None
         return packed_route(unit.layout, self._stored, staged=transport.staged)
 
+    def _read(self, place: Place, unit: Unit) -> None:
+        place.fill()
+        if unit.replaced:
+            # Blocks of the file have gone over some of them.
+            fill(self._machine, {name: place.weights[name] for name in unit.replaced}, unit.source)
+        self._count(unit, copied=False)
+
     def _copy(self, weights: Weights, unit: Unit, files: Iterable[FileMapping]) -> None:
         for file in files:
             file.check()
         fill(self._machine, weights, unit.source)
-        if files:
-            with self._counting:
-                self._copied_bytes += sum(weight.nbytes for weight in weights.values())
+        self._count(unit, copied=True)
 
-
-def _parameters(weights: Weights) -> Weights:
-    """Made with the place, and not every time that it is filled."""
-    return {name: nn.Parameter(weight, requires_grad=False) for name, weight in weights.items()}
+    def _count(self, unit: Unit, *, copied: bool) -> None:
+        with self._counting:
+            if copied:
+                self._copied_bytes += sum(weight.nbytes for weight in unit.on_file.values())
+            if self._machine.device.type != "cpu":
+                self.link_bytes += sum(weight.nbytes for weight in unit.source.values())

@@ -2,6 +2,7 @@
 
 Both are tensors that torch and the libraries take for parameters. Every torch function that is given one passes
 through here first; the tensors' own kernels then run on plain tensors, so results are what they would be without.
+Lent ones, which are on their device for a while, only tell whether they were written.
 """
 
 # Torch's modules keep these tables and switches underscored, and its stubs leave them untyped.
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch.nn import functional as F
 
-from ..plans.errors import ReadOnlyWeightError, ReleasedWeightError
+from ..plans.errors import ExecutionError, ReadOnlyWeightError, ReleasedWeightError
 
 _Kwargs = dict[str, Any]
 _Function = Callable[..., Any]
@@ -114,7 +115,7 @@ class MappedWeight(_Guarded):
             for weight in _written(func, args, kwargs, MappedWeight):
                 raise ReadOnlyWeightError(
                     f"weight '{weight.weight_name}' is a view of the checkpoint file, and {_name(func)} would write it",
-                    hint="plan it with home device or pageable, or assign a new parameter in its place",
+                    hint="give it a new value with the pipeline's update(), or plan it with home device or pageable",
                 )
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -175,6 +176,55 @@ def _guard_views(function: _Function, args: Sequence[Any], result: Any) -> Any:
     return result
 
 
+class LentWeight(torch.nn.Parameter):
+    """A copy that goes away again. Torch counts every write to it, those through `data` too, so that none is lost.
+
+    Torch functions do not pass through here: it computes as a plain parameter does.
+    """
+
+    weight_name: str
+
+    @staticmethod
+    def of(name: str, weight: torch.Tensor) -> torch.nn.Parameter:
+        """The weight as a parameter with a count of its own. A simulated tensor stays one, and counts by its name."""
+        # Views of one buffer share their base's count, and what `data` gives has a new one.
+        lent = LentWeight(weight.data, False)
+        lent.weight_name = name
+        return lent
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]  # torch's is an attribute
+        """The same memory without gradients; writes to it are counted here."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        write_lent(self, self.weight_name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        clone = torch.nn.Parameter(self.detach().clone(), self.requires_grad)
+        memo[id(self)] = clone
+        return clone
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return torch.nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def write_lent(weight: torch.Tensor, name: str, value: torch.Tensor) -> None:
+    """Set the data of a lent weight: by writing, so that it is counted and the copy stays where it is.
+
+    Raises:
+        ExecutionError: the value has another shape, dtype or device.
+    """
+    if (value.shape, value.dtype, value.device) != (weight.shape, weight.dtype, weight.device):
+        raise ExecutionError(
+            f"weight '{name}' is on {weight.device} for a while, and cannot become another tensor there",
+            hint="keep its shape, dtype and device, or plan a checkpoint that has the new ones",
+        )
+    with torch.no_grad():
+        weight.copy_(value)
+
+
 class ReleasedWeight(_Guarded):
     """A placeholder with the shape and dtype of a weight that is not on its compute device now.
 
@@ -225,8 +275,13 @@ class ReleasedWeight(_Guarded):
             if name in cls._ANSWERS or (name == "data=" and args[1] is first):
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
-        if name in cls._REFUSES or next(_written(func, args, kwargs, ReleasedWeight), None) is not None:
+        if name in cls._REFUSES:
             raise _refusal(name, args, kwargs)
+        for weight in _written(func, args, kwargs, ReleasedWeight):
+            raise ReleasedWeightError(
+                f"weight '{weight.weight_name}' is released, and {name} would write it",
+                hint="give it a new value with the pipeline's update()",
+            )
         loans: list[Loan] = []
         try:
             lent, named = _lent(args, loans), {key: _lent(value, loans) for key, value in kwargs.items()}

@@ -12,7 +12,7 @@ from torch import nn
 from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, ExecutionError, RefusedError
+from ..plans.errors import DriftError, ExecutionError, InputError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
@@ -20,15 +20,18 @@ from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
 from .machines import CPU, open_machines
+from .reads import disk_read_bytes
 from .resident import Stage
 from .units import Progress, ignore
+from .updates import Allowance, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPipeline:
     """Running components by name, their machines by device, and how long loading took.
 
-    `pipeline["vae"]` is the bound module.
+    `pipeline["vae"]` is the bound module. `read_before_bytes` is what the process had read from disks before loading;
+    null where the system does not count it.
     """
 
     plan: Plan
@@ -36,6 +39,7 @@ class LoadedPipeline:
     components: Mapping[str, LoadedComponent]
     machines: Mapping[str, Machine]
     load_s: float
+    read_before_bytes: int | None
     _stage: Stage = field(repr=False)
 
     def __getitem__(self, component: str) -> nn.Module:
@@ -66,6 +70,29 @@ class LoadedPipeline:
     def enter(self, component: str) -> None:
         """Begin a component's phase before anything of it is used; its first use does so too."""
         self.components[component].resident.enter()
+
+    def update(self, component: str, changes: Mapping[str, Value]) -> None:
+        """Give weights new values, as merging an adapter or a refit does. The checkpoint's files never change.
+
+        Weights at home in memory are written there. Those that are views of the file get copies on the host, and are
+        streamed or held as before. Such copies come out of what the plan left of the host's budget, and the report
+        lists them. A layer that was fetched ahead is fetched again; a phase that is going on sees the new values.
+
+        Args:
+            component: its name.
+            changes: by the module's names, those of its `state_dict()`, or by patterns of them such as
+                `blocks.*.attn.q.weight`. Each is a tensor of the weight's shape and dtype on any device, or a function
+                that is given a copy of the old value on the host and returns the new one. Functions are called one by
+                one, so that no more than one weight is in memory twice.
+
+        Raises:
+            InputError: no such component or weight, or a value of another shape or dtype.
+            ExecutionError: a layer is in use by a forward, or the plan left too little of the host.
+            Nothing has changed then; but where a function fails, or what it returns, those before it have had effect.
+        """
+        if component not in self.components:
+            raise InputError(f"there is no component '{component}'", hint=f"there are {', '.join(self.components)}")
+        self.components[component].update(changes)
 
     def release(self) -> None:
         """End the phase that is going on: every weight that is not always held goes home."""
@@ -99,17 +126,18 @@ def load_plan(
     """
     if isinstance(plan.verdict, Refused):
         raise RefusedError("the plan is refused: nothing fits", hint="`placewise show` prints the causes")
-    started = time.perf_counter()
+    started, read_before = time.perf_counter(), disk_read_bytes()
     if leaves_little(plan):
         fix_heap()
     opened = open_machines(plan, machines or {})
     stage = Stage(
         has_phases=any(segment.hold is not Hold.always for each in plan.placements for segment in each.segments)
     )
+    allowance = Allowance(plan.verdict.margin_bytes.get("host"))
     by_name = {component.name: component for component in plan.pipeline.components}
     components = {
         placement.component: _load(
-            placement, by_name[placement.component], root, modules or {}, opened, stage, progress
+            placement, by_name[placement.component], root, modules or {}, opened, stage, allowance, progress
         )
         for placement in plan.placements
     }
@@ -119,6 +147,7 @@ def load_plan(
         components=components,
         machines=opened,
         load_s=time.perf_counter() - started,
+        read_before_bytes=read_before,
         _stage=stage,
     )
 
@@ -130,6 +159,7 @@ def _load(
     modules: Mapping[str, nn.Module],
     machines: Mapping[str, Machine],
     stage: Stage,
+    allowance: Allowance,
     progress: Progress,
 ) -> LoadedComponent:
     facts = _read_planned(component, root)
@@ -145,6 +175,7 @@ def _load(
         stage,
         progress,
         passes=component.passes,
+        allowance=allowance,
     )
 
 

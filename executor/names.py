@@ -30,6 +30,10 @@ class Place:
         bound: torch.Tensor = self.table[self.attribute]
         return bound
 
+    def find(self) -> torch.Tensor | None:
+        """What is bound here now; null where somebody has taken it away."""
+        return self.table.get(self.attribute)
+
     def put(self, weight: torch.Tensor) -> None:
         """Bind a weight here. Around `register_parameter`, which would look at a placeholder's data."""
         self.table[self.attribute] = weight

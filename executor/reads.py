@@ -28,6 +28,15 @@ def can_read() -> bool:
     return hasattr(os, "preadv")
 
 
+def disk_read_bytes() -> int | None:
+    """What this process has had read from disks until now, by page faults too; null where the system does not count."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
 class _File:
     """One open file. `direct` is null where it is not, or no more, read around the page cache."""
 

@@ -7,21 +7,68 @@ when one is needed. The phase begins with the first use of what it holds, whiche
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from weakref import ref
 
 import torch
 from torch import nn
 
 from ..plans.document import Staging
-from ..plans.errors import ExecutionError
+from ..plans.errors import ExecutionError, InputError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
 from .guards import Loan, MappedWeight, ReleasedWeight, unguarded
 from .machine import Machine, Mark
 from .names import Binding
-from .slots import Slots
+from .slots import Slots, Span, SpanKind
 from .transport import Weights, fetch
 from .units import Unit
+from .updates import Value, Writer, check_value
+
+
+class _Lent:
+    """What was bound last for a weight, and how often it had been written then."""
+
+    __slots__ = ("_writes", "weight")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        self._writes = _writes(weight)
+
+    def changed(self, component: str, binding: Binding, unit: Unit) -> torch.Tensor | None:
+        """The new value that plain torch gave the weight since; null where there is none.
+
+        Raises:
+            InputError: it was taken away, or a tied weight has a new value in only some of its places. Those of weights
+                that never leave are left alone.
+        """
+        present = [place.find() for place in binding.places]
+        if all(each is self.weight for each in present):
+            if unit.hold is Hold.always:
+                same = _is_same(self.weight, unit.source[binding.stored])
+            else:
+                same = _writes(self.weight) == self._writes
+            return None if same else self.weight
+        if present[0] is not None and all(each is present[0] for each in present):
+            return present[0]
+        if unit.hold is Hold.always:
+            return None
+        names = ", ".join(place.name for place in binding.places)
+        raise InputError(
+            f"component '{component}': weight '{binding.name}' was replaced or removed, and is bound at {names}",
+            hint="give its new value with the pipeline's update(), for all of its places",
+        )
+
+
+def _writes(weight: torch.Tensor) -> int:
+    return 0 if isinstance(weight, (MappedWeight, ReleasedWeight)) or weight.is_inference() else weight._version
+
+
+def _is_same(weight: torch.Tensor, home: torch.Tensor) -> bool:
+    """Whether both are the same elements of the same memory; setting `data` gives a weight another."""
+    with unguarded():
+        one, other = ((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (weight, home))
+    return one == other
 
 
 class Stage:
@@ -62,6 +109,7 @@ class Resident:
         bindings: the component's parameters, by the stored name that fills them.
         staging: slots for layers; null when none is streamed.
         fetcher: brings to the device what is not at home there.
+        writer: writes new values at home.
         stage: tells the component whose phase is going on that it ends.
         repeats: whether a request runs the component more than once, so that its first layer follows its last.
     """
@@ -74,6 +122,7 @@ class Resident:
         bindings: Mapping[str, Binding],
         staging: Staging | None,
         fetcher: Fetcher,
+        writer: Writer,
         stage: Stage,
         *,
         repeats: bool = False,
@@ -83,6 +132,9 @@ class Resident:
         self.peak_weight_bytes = 0
         self.bindings = bindings
         self.fetcher = fetcher
+        self._writer = writer
+        self._units = tuple(units)
+        self._lent: dict[str, _Lent] = {}
         self._staging = staging
         self._stage = stage
         self._repeats = repeats
@@ -92,6 +144,7 @@ class Resident:
         self._position = {id(unit): position for position, unit in enumerate(self._streamed)}
         self._entered = False
         self._held_bytes = 0
+        self._held_s = 0.0
         self._slots = Slots(machine, fetcher, staging.slots if staging else 0, staging.slot_bytes if staging else 0)
         self._check_slots(staging)
         self._users: dict[int, int] = {}
@@ -115,6 +168,15 @@ class Resident:
     def reader_broke(self) -> bool:
         """Whether fetching ahead failed once, and layers are fetched when they are needed ever since."""
         return self._slots.reader_broke
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds in which the computing thread waited for weights: at the begin of phases, and for layers."""
+        return self._held_s + self._slots.stall_s
+
+    def record(self, spans: list[Span] | None) -> None:
+        """Have fetches and waits go to a list from now on; nowhere if null."""
+        self._slots.spans = spans
 
     def enter(self) -> None:
         """Begin a pass of the whole component. Nothing stays in use from one that was interrupted.
@@ -142,6 +204,7 @@ class Resident:
             with torch.inference_mode(mode=False):
                 self.fetcher.open()
                 for unit in self._held:
+                    self.gather((unit,))
                     self._hold(unit)
                 self._slots.open()
         except BaseException:
@@ -151,15 +214,22 @@ class Resident:
         self._note_peak()
 
     def leave(self) -> None:
-        """End the phase: everything but what is held always goes back to its home."""
-        self._slots.close()
-        self.fetcher.close()
-        for unit in (*self._held, *self._streamed):
-            self._unbind(unit)
-        self._users.clear()
-        self._held_bytes, self._held_there = 0, None
-        self._entered = False
-        self.machine.empty_cache()
+        """End the phase: everything but what is held always goes back to its home.
+
+        Raises:
+            InputError, ExecutionError: as `gather`; the phase has ended all the same.
+        """
+        try:
+            self.gather((*self._held, *self._streamed))
+        finally:
+            self._slots.close()
+            self.fetcher.close()
+            for unit in (*self._held, *self._streamed):
+                self._unbind(unit)
+            self._users.clear()
+            self._held_bytes, self._held_there = 0, None
+            self._entered = False
+            self.machine.empty_cache()
 
     def acquire(self, unit: Unit) -> None:
         """Have a layer's weights there until `release`, and those after it on their way as the plan says.
@@ -173,7 +243,7 @@ class Resident:
     def release(self, unit: Unit) -> None:
         """End one use; after the last one the weights are placeholders again. Harmless where nothing is in use."""
         if self._end_use(unit):
-            self._slots.free(unit)
+            self._drop(unit)
 
     def lend(self, unit: Unit, stored: str) -> Loan:
         """One weight for a function that is called on it outside of its layer's forward. Raises as `acquire`."""
@@ -181,8 +251,18 @@ class Resident:
             self.begin()
             return Loan(self.bindings[stored].places[0].get())
         self._use(unit)
-        # The slot stays the layer's until another needs it: more of the layer is likely to be called.
-        return Loan(self.bindings[stored].places[0].get(), partial(self._end_use, unit))
+        return Loan(self.bindings[stored].places[0].get(), partial(self._give_back, unit))
+
+    def _give_back(self, unit: Unit) -> None:
+        """End a loan. The slot stays the layer's until another needs it: more of the layer is likely to be called."""
+        if self._end_use(unit):
+            try:
+                self.gather((unit,))
+            except BaseException:
+                self._slots.free(unit)  # It has what home does not get.
+                raise
+            finally:
+                self._unbind(unit)
 
     def _use(self, unit: Unit) -> None:
         self._refuse_training((unit,))
@@ -190,6 +270,7 @@ class Resident:
             self.begin()
         users = self._users.get(id(unit), 0)
         if not users:
+            self.gather((unit,))
             weights = self._slots.weights(unit, self._users)
             if weights is None:
                 raise ExecutionError(
@@ -205,9 +286,101 @@ class Resident:
         users = self._users.pop(id(unit), 0)
         if users > 1:
             self._users[id(unit)] = users - 1
-        elif users:
-            self._unbind(unit)
         return users == 1
+
+    def update(self, values: Mapping[str, Value]) -> None:
+        """Give weights new values, at home and where they are now; one weight after the other, unit by unit.
+
+        Args:
+            values: by the weights' names. Tensors are checked before anything is written, and what a function returns
+                when it is made.
+
+        Raises:
+            InputError: a value has another shape or dtype than its weight.
+            ExecutionError: a layer is in use by a forward, or the plan left too little of the host.
+        """
+        chosen = [
+            (unit, stored, values[name])
+            for unit in self._units
+            for stored in unit.source
+            if (name := self.bindings[stored].name) in values
+        ]
+        for unit, stored, value in chosen:
+            if self._users.get(id(unit)):
+                raise ExecutionError(
+                    f"component '{self.name}': layer '{unit.label}' is in use, so its weights cannot be updated",
+                    hint="update between forwards; release() ends a use that an interrupt left behind",
+                )
+            if not callable(value):
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+        # What is replaced whole is not asked what it was.
+        self._take_over((unit, stored) for unit, stored, value in chosen if callable(value))
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._write(chosen)
+
+    def gather(self, units: Iterable[Unit] | None = None) -> None:
+        """Take over what plain torch has put in the place of weights, or written into copies that go away again.
+
+        Args:
+            units: where to look; everywhere if null.
+
+        Raises:
+            InputError: it has another shape or dtype, or is only in one place of a tied weight.
+            ExecutionError: the plan left too little of the host.
+        """
+        self._take_over((unit, stored) for unit in (self._units if units is None else units) for stored in unit.source)
+
+    def _take_over(self, weights: Iterable[tuple[Unit, str]]) -> None:
+        found = [
+            (unit, stored, value)
+            for unit, stored in weights
+            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
+        ]
+        for unit, stored, value in found:
+            if unit.hold is Hold.always:
+                # It stays bound, and is as good a home as any.
+                unit.source[stored] = value.detach()
+                unit.replaced.add(stored)
+                self._lent[stored] = _Lent(value)
+            else:
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+        if leaving := [each for each in found if each[0].hold is not Hold.always]:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                self._write(leaving)
+
+    def _write(self, chosen: Sequence[tuple[Unit, str, Value]]) -> None:
+        self._writer.check_room((unit, stored) for unit, stored, _ in chosen)
+        self.machine.synchronize()  # Copies may still read what is about to be written.
+        for unit, stored, value in self._apart(chosen):
+            self._slots.forget(unit)
+            if callable(value):
+                value = value(self.fetcher.home_value(unit, stored))
+                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+            self._writer.write(unit, stored, value)
+            self._refresh(unit, stored)
+            self.machine.synchronize()
+
+    def _apart(self, chosen: Sequence[tuple[Unit, str, Value]]) -> list[tuple[Unit, str, Value]]:
+        """The same with values in memory of their own that are views of what is about to be written."""
+        lent = {stored: self._lent[stored].weight for _, stored, _ in chosen}
+        written = {unit.source[stored].untyped_storage().data_ptr() for unit, stored, _ in chosen}
+        written |= {each.untyped_storage().data_ptr() for each in lent.values() if not isinstance(each, ReleasedWeight)}
+        return [
+            (unit, stored, value)
+            if callable(value) or value is lent[stored] or value.untyped_storage().data_ptr() not in written
+            else (unit, stored, value.clone())
+            for unit, stored, value in chosen
+        ]
+
+    def _refresh(self, unit: Unit, stored: str) -> None:
+        """Let what is bound have the value at home."""
+        weight, source = self._lent[stored].weight, unit.source[stored]
+        if unit.hold is Hold.always:
+            if not _is_same(weight, source):
+                weight = nn.Parameter(source, False)
+        elif not isinstance(weight, ReleasedWeight):
+            self.machine.copy_in(weight, source)
+        self._bind({stored: weight})
 
     def _fetch_ahead(self, unit: Unit) -> None:
         """The layers after this one in the order of the stacks; after the last comes the first, of the next pass."""
@@ -218,15 +391,26 @@ class Resident:
                 self._slots.fetch_ahead(self._streamed[position % len(self._streamed)])
 
     def _hold(self, unit: Unit) -> None:
+        began = perf_counter()
         place = self.fetcher.packed(unit, self.machine.allocate(unit.layout.nbytes))
         # What it was allocated from may be in use until now.
         self._held_there = fetch(self.machine, place, (self.machine.mark(),))
+        if (spans := self._slots.spans) is not None:
+            self.machine.reach(self._held_there)
+        ended = perf_counter()
+        self._held_s += ended - began
+        if spans is not None:
+            for kind in (SpanKind.fetch, SpanKind.wait):
+                spans.append(Span(kind=kind, layer=unit.label, begin_s=began, end_s=ended))
         self._held_bytes += unit.layout.nbytes
         self._bind(place.weights)
 
     def _drop(self, unit: Unit) -> None:
-        self._unbind(unit)
-        self._slots.free(unit)
+        try:
+            self.gather((unit,))
+        finally:
+            self._unbind(unit)
+            self._slots.free(unit)
 
     def _unbind(self, unit: Unit) -> None:
         self._bind(self._placeholders[id(unit)])
@@ -236,9 +420,11 @@ class Resident:
         with unguarded():
             for stored, weight in weights.items():
                 places = self.bindings[stored].places
-                weight.requires_grad_(places[0].get().requires_grad)
+                if (before := places[0].find()) is not None:
+                    weight.requires_grad_(before.requires_grad)
                 for place in places:
                     place.put(weight)
+                self._lent[stored] = _Lent(weight)
 
     def _at_home(self, unit: Unit) -> Weights:
         in_place = unit.home in (Home.mapped, Home.locked)
@@ -275,7 +461,7 @@ class Resident:
         """Gradients of a weight that is about to leave would be lost without a word."""
         if torch.is_grad_enabled():
             for name in (name for unit in units for name in unit.source):
-                if self.bindings[name].places[0].get().requires_grad:
+                if (bound := self.bindings[name].places[0].find()) is not None and bound.requires_grad:
                     raise ExecutionError(
                         f"component '{self.name}': weight '{self.bindings[name].name}' requires a gradient, "
                         "and does not stay on its device to keep it",

@@ -8,6 +8,8 @@ from then on all copies are made then: a broken reader costs speed, never a valu
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
 
 import torch
 
@@ -19,6 +21,24 @@ from .units import Unit
 
 SMALL_BYTES = 64 * KIB
 """Layers below it are copied when they are needed: that takes less time than to hand them to another thread."""
+
+
+class SpanKind(StrEnum):
+    """What happened: weights came, the computing thread waited for them, or a layer computed."""
+
+    fetch = "fetch"
+    wait = "wait"
+    compute = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One thing that happened to a layer, by the clock `time.perf_counter`."""
+
+    kind: SpanKind
+    layer: str
+    begin_s: float
+    end_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,6 +63,8 @@ class Slots:
         fetcher: brings layers to it.
         count: how many there are.
         slot_bytes: the size of each, at least that of every layer.
+
+    `stall_s` is what the computing thread has waited for weights. Fetches and waits go to `spans` where it is a list.
     """
 
     def __init__(self, machine: Machine, fetcher: Fetcher, count: int, slot_bytes: int) -> None:
@@ -52,10 +74,13 @@ class Slots:
         self._slot_bytes = slot_bytes
         self._buffers: list[torch.Tensor] = []
         self._used: list[Mark] = []  # By slot, the mark behind its last use.
+        self._last: dict[int, Weights] = {}  # By slot, what it held last.
         self._taken: dict[int, _Taken] = {}  # By id of the unit; the oldest first.
         self._places: dict[tuple[int, int], Place] = {}  # By id of the unit and slot, made once while they are open.
         self._reader: ThreadPoolExecutor | None = None
         self._reader_broke = False
+        self.stall_s = 0.0
+        self.spans: list[Span] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -86,6 +111,7 @@ class Slots:
             self.free(unit)
         self._machine.synchronize()
         self._places.clear()
+        self._last.clear()
         self._buffers.clear()
 
     def weights(self, unit: Unit, busy: Collection[int]) -> Weights | None:
@@ -98,7 +124,12 @@ class Slots:
         taken = self._taken.get(id(unit)) or self._take(unit, busy)
         if taken is None:
             return None
+        began = perf_counter()
         self._complete(taken)
+        ended = perf_counter()
+        self.stall_s += ended - began
+        if self.spans is not None:
+            self.spans.append(Span(kind=SpanKind.wait, layer=unit.label, begin_s=began, end_s=ended))
         return taken.place.weights
 
     def fetch_ahead(self, unit: Unit) -> None:
@@ -112,7 +143,7 @@ class Slots:
             if self._reader is None:
                 self._reader = ThreadPoolExecutor(1, thread_name_prefix="placewise-reader")
             try:
-                taken.copying = self._reader.submit(fetch, self._machine, taken.place, (self._used[taken.index],))
+                taken.copying = self._reader.submit(self._fetch, unit, taken.place, taken.index)
             except RuntimeError:  # The system gives no thread. The pool would keep what it was asked.
                 self._reader, self._reader_broke = None, True
 
@@ -128,6 +159,12 @@ class Slots:
         if taken.there:
             self._used[taken.index] = self._machine.mark()
 
+    def forget(self, unit: Unit) -> None:
+        """Empty a layer's slot, and find its ways there anew: its weights have other homes now."""
+        self.free(unit)
+        for key in [key for key in self._places if key[0] == id(unit)]:
+            del self._places[key]
+
     def _take(self, unit: Unit, busy: Collection[int]) -> _Taken | None:
         full = {taken.index for taken in self._taken.values()}
         index = next((index for index in range(len(self._buffers)) if index not in full), None)
@@ -141,6 +178,9 @@ class Slots:
         if place is None:
             with torch.inference_mode(mode=False):
                 place = self._places[id(unit), index] = self._fetcher.in_slot(unit, self._buffers[index])
+        # Else a backward that has kept what was there before would take the new bytes for it.
+        torch.autograd.graph.increment_version(list(self._last.get(index, {}).values()))
+        self._last[index] = place.weights
         taken = _Taken(unit=unit, index=index, place=place)
         self._taken[id(unit)] = taken
         return taken
@@ -155,8 +195,17 @@ class Slots:
             taken.copying = None
         if not taken.there:
             try:
-                self._machine.wait(fetch(self._machine, taken.place, (self._used[taken.index],)))
+                self._machine.wait(self._fetch(taken.unit, taken.place, taken.index))
             except BaseException:
                 del self._taken[id(taken.unit)]
                 raise
             taken.there = True
+
+    def _fetch(self, unit: Unit, place: Place, index: int) -> Mark:
+        # Not given what is taken: an error knows this frame, and would keep the memory of the slot with itself.
+        spans, began = self.spans, perf_counter()
+        mark = fetch(self._machine, place, (self._used[index],))
+        if spans is not None:
+            self._machine.reach(mark)
+            spans.append(Span(kind=SpanKind.fetch, layer=unit.label, begin_s=began, end_s=perf_counter()))
+        return mark

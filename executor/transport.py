@@ -1,8 +1,8 @@
 """Reads of a unit's bytes to where they belong: into host memory, or through buffers on the host to a device."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -51,11 +51,15 @@ def fill(machine: Machine, weights: Weights, source: Weights) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How a unit is read: where its tensors lie then, from where in the files, and whether that is in whole blocks."""
+    """How a unit is read: where its tensors lie then, from where in the files, and whether that is in whole blocks.
+
+    Tensors that are `left_out` keep their place and are not delivered there.
+    """
 
     layout: Layout
     reads: Sequence[Read]
     in_blocks: bool
+    left_out: Collection[str] = ()
 
 
 def packed_route(layout: Layout, stored: Stored, *, staged: bool) -> Route:
@@ -69,6 +73,23 @@ def route_in_place(layout: Layout, stored: Stored) -> Route | None:
     reads = extents(layout, stored)
     filed = as_stored(layout, stored, reads)
     return None if filed is None else Route(layout=filed, reads=reads, in_blocks=True)
+
+
+def leave_out(route: Route, stored: Stored, names: Collection[str]) -> Route:
+    """The same route without the reads that only these tensors need. Blocks that they share with others are read."""
+    if not names:
+        return route
+    wanted = replace(route.layout, spans=tuple(span for span in route.layout.spans if span.name not in names))
+    reads = reads_into(wanted, stored)
+    if route.in_blocks:
+        # Fewer tensors lie farther apart, so that each range is part of one of the route's.
+        reads = [
+            replace(read, at=whole.at + read.offset - whole.offset)
+            for read in extents(wanted, stored)
+            for whole in route.reads
+            if whole.path == read.path and whole.offset <= read.offset < whole.offset + whole.nbytes
+        ]
+    return replace(route, reads=reads, left_out=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +158,7 @@ class Transport:
                 _Part(read=read, into=memory[read.at : read.at + -(-read.nbytes // unit) * unit])
                 for read in self._chunks(route)
             ]
-        fill_buffer = partial(self._fill, buffer, parts, route.in_blocks, cached)
+        fill_buffer = partial(self._fill, parts, route.in_blocks, cached)
         return Place(weights=route.layout.views(buffer), fill=fill_buffer)
 
     def _chunks(self, route: Route) -> Iterator[Read]:
@@ -147,7 +168,8 @@ class Transport:
         self, route: Route, stored: Stored
     ) -> Iterator[tuple[Read, list[tuple[int, int, tuple[int, int]]]]]:
         """Each chunk, with the ranges of the packed buffer that its bytes go to, and where in the chunk they are."""
-        tensors = sorted(reads_into(route.layout, stored), key=lambda read: (read.path, read.offset))
+        wanted = replace(route.layout, spans=tuple(s for s in route.layout.spans if s.name not in route.left_out))
+        tensors = sorted(reads_into(wanted, stored), key=lambda read: (read.path, read.offset))
         begins = [(each.path, each.offset) for each in tensors]
         for chunk in self._chunks(route):
             overlaps: list[tuple[int, int, tuple[int, int]]] = []
@@ -160,11 +182,9 @@ class Transport:
                     overlaps.append((begin, begin + high - low, (low - chunk.offset, high - chunk.offset)))
             yield chunk, overlaps
 
-    def _fill(self, buffer: torch.Tensor, parts: Sequence[_Part], in_blocks: bool, cached: Sequence[Pages]) -> None:  # noqa: FBT001
+    def _fill(self, parts: Sequence[_Part], in_blocks: bool, cached: Sequence[Pages]) -> None:  # noqa: FBT001
         around = in_blocks and not (cached and in_page_cache(cached))
         self.reader.each(parts, partial(self._carry, around=around))
-        # Else a backward that has kept what was there before would take these bytes for it.
-        torch.autograd.graph.increment_version(buffer)
 
     def _carry(self, part: _Part, *, around: bool) -> None:
         if part.into is not None:

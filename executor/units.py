@@ -1,7 +1,7 @@
 """Units at home: where the weights of one layer, or of a component's fixed part, rest and how they are read."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,20 +20,36 @@ class Unit:
     """One layer, or the fixed part. `prefix` is the layer's module name, null for the fixed part.
 
     `source` holds the weights by stored name: on the mapping, in a host copy, or at home on the compute device. `home`
-    is the one that the unit got, and `lock` keeps a locked one's pages.
+    is the one that the unit got, and `lock` keeps a locked one's pages. `segment` is the place of its segment in the
+    placement. `replaced` names the weights whose memory an update has made, or that were put in the place of others:
+    they have left the unit's home.
     """
 
     prefix: str | None
+    segment: int
     home: Home
     hold: Hold
     layout: Layout
-    source: Mapping[str, torch.Tensor]
+    source: dict[str, torch.Tensor]
     lock: PageLock | None = None
+    replaced: set[str] = field(default_factory=set[str])
 
     @property
     def label(self) -> str:
         """For people: the layer's name, or `fixed part`."""
         return "fixed part" if self.prefix is None else self.prefix
+
+    @property
+    def on_file(self) -> dict[str, torch.Tensor]:
+        """The weights that are views of the checkpoint file."""
+        if self.home not in (Home.mapped, Home.locked):
+            return {}
+        return {name: weight for name, weight in self.source.items() if name not in self.replaced}
+
+    @property
+    def replaced_bytes(self) -> int:
+        """What the replaced weights take."""
+        return sum(self.source[name].nbytes for name in self.replaced)
 
 
 Progress = Callable[[int], None]
@@ -82,7 +98,7 @@ def units_of(
     for name, key in keys.items():
         by_unit.setdefault(key, []).append(name)
     units: list[Unit] = []
-    for segment in placement.segments:
+    for position, segment in enumerate(placement.segments):
         for stack, number in _members(segment):
             prefix = None if stack is None else layer_prefix(stack, number)
             names = by_unit.get((stack, number), [])
@@ -96,10 +112,11 @@ def units_of(
                     units.append(
                         Unit(
                             prefix=part,
+                            segment=position,
                             home=settled.home,
                             hold=hold,
                             layout=layout,
-                            source=settled.source,
+                            source=dict(settled.source),
                             lock=settled.lock,
                         )
                     )

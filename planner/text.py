@@ -1,15 +1,13 @@
 """What the planner found beyond the plan, for people: worths and the frontier, as tables and a picture."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..plans.errors import InputError
+from ..plans.picture import new_figure, save_figure
 from ..plans.units import GIB, format_bytes
 from .frontier import Point
 from .worth import Worth
@@ -48,11 +46,7 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        drawing: Any = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise InputError("a picture needs matplotlib", hint="pip install 'placewise[plot]'") from None
-    figure = drawing.Figure(figsize=(8, 5), layout="constrained")
+    figure = new_figure(8, 5)
     axes = figure.add_subplot()
     label = "GiB moved per request"
     for host in sorted({point.host_bytes for point in points}):
@@ -64,10 +58,7 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}", hint="give a path that can be written, ending in .png or .svg") from None
+    save_figure(figure, path)
 
 
 def _cost(point: Point) -> tuple[float, str]:

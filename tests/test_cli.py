@@ -113,8 +113,15 @@ def test_run_prints_predicted_against_observed(run: Run, tmp_path: Path) -> None
     device = next(axis for axis in report["axes"] if axis["axis"] == "sim:2")
     assert 0 < device["weights_bytes"] <= device["predicted_bytes"] < device["peak_bytes"]
     assert report["components"][0]["homes_verified"]
-    assert report["components"][0]["forward_s"] > 0
-    assert "predicted peak" in run("run", plan, "--model", tmp_path / "bert").out
+    assert report["components"][0]["first_pass_s"] > 0
+    assert (report["components"][0]["passes"], report["components"][0]["later_pass_s"]) == (1, None)
+    picture = tmp_path / "timeline.png"
+    more = run("run", plan, "--model", tmp_path / "bert", "--passes", "3", "--report", "--timeline", picture)
+    assert (more.code, more.err) == (0, f"drawn to {picture}\n")
+    assert "predicted peak" in more.out
+    assert "encoder.layer 0-2" in more.out
+    assert ["model", "passes", "1", "3"] in [line.split() for line in more.out.splitlines()]
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_component_without_a_class_cannot_be_run_from_the_command_line(run: Run, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_mapped_weight_is_never_written_and_the_file_never_changes(checkpoint:
         nn.init.zeros_(weight)
     assert str(caught.value) == (
         "weight 'embed.weight' is a view of the checkpoint file, and zero_ would write it\n"
-        "hint: plan it with home device or pageable, or assign a new parameter in its place"
+        "hint: give it a new value with the pipeline's update(), or plan it with home device or pageable"
     )
     module(IDS)
     assert hashlib.sha256(checkpoint.read_bytes()).digest() == before

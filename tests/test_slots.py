@@ -1,7 +1,8 @@
 """Layers fetched ahead of use by a reader thread: the same values, whatever the order, and whatever breaks."""
 
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -47,6 +48,14 @@ class Watched(SimulatedMachine):
     def read_ahead(self) -> bool:
         """Whether the reader thread copied anything."""
         return any(name.startswith("placewise-reader") for name in self.copied_by)
+
+
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    """Memory that goes only with a cycle is kept."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def make() -> Tower:
@@ -180,11 +189,15 @@ def test_a_slot_whose_copy_goes_on_after_an_interrupt_is_given_to_nobody_before_
     assert torch.equal(output(pipeline), expected())
 
 
-def test_release_drops_what_was_read_ahead(checkpoint: Path) -> None:
-    on = Watched()
+@pytest.mark.parametrize("fail_ahead_after", [None, 0])
+def test_release_drops_what_was_read_ahead_or_failed(
+    checkpoint: Path, fail_ahead_after: int | None, without_gc: None
+) -> None:
+    on = Watched(fail_ahead_after=fail_ahead_after)
     pipeline = load(checkpoint, on, plan(checkpoint))
-    output(pipeline)
+    output(pipeline, (0,))  # The next one is read in vain.
     pipeline.release()
+    assert pipeline.components["model"].resident.reader_broke == (fail_ahead_after == 0)
     resident = pipeline.components["model"].resident
     assert on.memory().allocated_bytes == resident.always_bytes + pipeline.components["model"].buffer_bytes
     assert all(isinstance(weight, ReleasedWeight) for weight in pipeline["model"].get_submodule("blocks").parameters())

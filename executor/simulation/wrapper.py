@@ -7,6 +7,7 @@ from typing import Self, cast
 
 import torch
 
+from ..guards import write_lent
 from .device import Allocation, SimulatedDevice
 
 _DATA = torch._C.TensorBase.__dict__["data"]
@@ -18,6 +19,8 @@ class Wrapper(torch.Tensor):
     host: torch.Tensor
     allocation: Allocation
     home: SimulatedDevice
+    weight_name: str | None = None
+    """Of a weight that is lent to the device; then writes through `data` are counted, as `LentWeight` has them."""
 
     # Disabled, not overridden: torch leaves its fused paths for tensors that override it.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # so torch itself does
@@ -57,10 +60,13 @@ class Wrapper(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """The same tensor outside of autograd; set it to rebind this tensor to another one's storage."""
-        return cast(torch.Tensor, _DATA.__get__(self))
+        return cast(torch.Tensor, _DATA.__get__(self)) if self.weight_name is None else self.detach()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        if self.weight_name is not None:
+            write_lent(self, self.weight_name, value)
+            return
         self.take_shape(value)
         if isinstance(value, Wrapper):
             # An object of its own: operands are told apart by their host tensors.
