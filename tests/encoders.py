@@ -4,6 +4,7 @@
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from placewise.executor.distributed.agreement import agree
@@ -66,7 +67,7 @@ def encode_on_ranks(rank: int, counts: Sequence[int]) -> dict[tuple[str, int], t
     """Embeddings of so many images in both forms."""
     found: dict[tuple[str, int], torch.Tensor] = {}
     for form in FORMS:
-        encoder = DataParallelEncoder(lambda items, form=form: plain(form, items), rows=ROWS[form], device="cpu")
+        encoder = DataParallelEncoder(partial(plain, form), rows=ROWS[form], device="cpu")
         for count in counts:
             items = images(count)
             found[form, count] = encoder(items, [len(item) for item in items])

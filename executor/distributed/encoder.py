@@ -114,7 +114,7 @@ class DataParallelEncoder(Generic[_T]):
         embeddings: dict[int, torch.Tensor] = {}
         gathered = self._gathered(own, max(sum(counts) for _, counts in told))
         for share, (_, counts), rows in zip(shares, told, gathered, strict=True):
-            embeddings |= zip(share, rows[: sum(counts)].split(counts), strict=True)
+            embeddings |= zip(share, torch.split(rows[: sum(counts)], counts), strict=True)
         return torch.cat([self._rows.new(0, self._device), *(embeddings[item] for item in range(len(items)))])
 
     def _own(self, items: Sequence[_T]) -> Sequence[torch.Tensor]:
