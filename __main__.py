@@ -260,8 +260,9 @@ def _plan_hosts(asked: "Request", output: Path | None, *, as_json: bool) -> None
     plans = plan_hosts(
         asked.pipeline, asked.machines, asked.policy, asked.workload, version=api.version(), progress=bar
     )
-    for name, made in plans.items() if output is not None else ():
-        write_file(output / f"{name}.json", plan_to_json(made))
+    if output is not None:
+        for name, made in plans.items():
+            write_file(output / f"{name}.json", plan_to_json(made))
     if as_json:
         import json
 

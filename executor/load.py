@@ -16,6 +16,7 @@ from ..plans.errors import DriftError, ExecutionError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
+from .distributed.sharded import load_sharded
 from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
@@ -136,7 +137,8 @@ def _load(
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
-    return load_component(
+    load = load_component if placement.sharding is None else load_sharded
+    return load(
         placement,
         facts,
         module,
