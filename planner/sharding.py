@@ -3,7 +3,7 @@
 from ..plans.document import Sharding
 from ..plans.errors import InputError
 from ..plans.pipeline import Component, known_peak_bytes
-from ..plans.policy import Shard
+from ..plans.policy import Home, Shard
 from ..policies.selectors import Wish
 from .budgets import whole_bytes
 
@@ -12,7 +12,7 @@ _GATHERED_LAYERS = 3
 
 
 def sharding_of(component: Component, wish: Wish, usable_bytes: int, ranks: int) -> Sharding | None:
-    """How a component is divided where a policy lets it be; null where it is not.
+    """How a component is divided where it is to be, or where only its parts fit; null where it is not.
 
     Args:
         component: with its parts by ranks.
@@ -27,14 +27,18 @@ def sharding_of(component: Component, wish: Wish, usable_bytes: int, ranks: int)
         raise InputError(
             f"the override of '{component.name}' shards over ranks, and there is one", hint="give more with --ranks"
         )
-    fits = whole_bytes(component) + (known_peak_bytes(component.activations) or 0) <= usable_bytes
-    if wish.shard is None or ranks == 1 or (wish.shard is Shard.when_too_large and fits):
+    if wish.shard is None or ranks == 1:
         return None
     if component.fixed_part_bytes is None:
         raise InputError(f"'{component.name}' was read for one rank", hint="read the pipeline for the same workload")
     layer = max((size.packed_bytes for stack in component.stacks for size in stack.sizes), default=0)
     fixed = component.fixed_packed_bytes
-    return Sharding(mesh=(ranks,), dimension=0, gathered_bytes=fixed + max(fixed, _GATHERED_LAYERS * layer))
+    gathered = fixed + max(fixed, _GATHERED_LAYERS * layer)
+    resting = 0 if wish.home is Home.pageable else whole_bytes(part_of(component))
+    room = usable_bytes - (known_peak_bytes(component.activations) or 0)
+    if wish.shard is Shard.when_too_large and not resting + gathered <= room < whole_bytes(component):
+        return None
+    return Sharding(mesh=(ranks,), dimension=0, gathered_bytes=gathered)
 
 
 def part_of(component: Component) -> Component:

@@ -120,8 +120,8 @@ class Segment(Record):
 class Sharding(Record):
     """How a component is divided over ranks: `mesh` is their number along each axis of the device mesh.
 
-    A weight is divided along `dimension` where that divides by the ranks, and whole on each rank where it does not. In a
-    pass the compute device holds at most `gathered_bytes` of weights that were gathered from all ranks.
+    A weight is divided along `dimension` where that divides by the ranks, and whole on each rank where it does not. In
+    a pass the compute device holds at most `gathered_bytes` of weights that were gathered from all ranks.
     """
 
     mesh: tuple[PositiveInt, ...]

@@ -156,8 +156,8 @@ class Component(Record):
 
     `library` and `class_name` say what builds it (`transformers`, `BertModel`); both are null for bare files, to
     which the caller brings the module. `passes` is how often its forward runs in one request. `dtype_bytes` are
-    the stored bytes by the file format's dtype names. `fixed_*` is what is in no layer; `fixed_part_bytes` is one rank's
-    part of it, as that of a layer.
+    the stored bytes by the file format's dtype names. `fixed_*` is what is in no layer; `fixed_part_bytes` is one
+    rank's part of it, as that of a layer.
     """
 
     name: str

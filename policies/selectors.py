@@ -58,11 +58,10 @@ def resolve_overrides(policy: Policy, pipeline: Pipeline) -> Wishes:
             raise InputError(f"two overrides select '{override.select}'", hint="say all in one")
         if (override.home, override.hold, override.compute_device, override.shard) == (None,) * 4:
             raise InputError(f"the override of '{override.select}' asks for nothing", hint="give home, hold or device")
-        if override.shard is not None and (
-            place[1] is not None or override.home not in _SHARDED_HOMES or override.hold
-        ):
+        whole = place[1] is None and override.hold is None and override.home in _SHARDED_HOMES
+        if override.shard is not None and not whole:
             raise InputError(
-                f"the override of '{override.select}' shards what cannot be sharded so",
+                f"the override of '{override.select}' shards a stack, or with a home or hold that no part can have",
                 hint="select a whole component, with home device or pageable, and without a hold",
             )
         if override.compute_device is not None and place[1] is not None:

@@ -119,11 +119,11 @@ def _check_parameters(
     for stored, weight in parameters.items():
         if is_shared(weight, roots.get(keys[stored])):
             raise ExecutionError(
-                f"component '{component}': layer weight '{weight.name}' is used outside its layer, and cannot be sharded",
+                f"component '{component}': '{weight.name}' is used outside its layer too, and cannot be sharded",
                 hint="plan it without shard",
             )
         if must_divide and stored not in divided:
             raise ExecutionError(
-                f"component '{component}': weight '{weight.name}' does not divide by the ranks, and would stay on the host",
+                f"component '{component}': '{weight.name}' does not divide by the ranks, and would stay on the host",
                 hint="plan it with home device",
             )
