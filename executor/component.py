@@ -99,7 +99,7 @@ def load_component(
         DeviceMemoryError: a device has not enough memory left.
     """
     _check_honoured(placement)
-    _check_free(placement.component, module)
+    check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
@@ -146,7 +146,7 @@ def _check_honoured(placement: Placement) -> None:
             )
 
 
-def _check_free(component: str, module: nn.Module) -> None:
+def check_free(component: str, module: nn.Module) -> None:
     """Refuse a module that is placed already: two that fetch its weights would do so over one another."""
     for each in module.modules():
         by = "accelerate" if hasattr(each, "_hf_hook") else "another load" if each in _PLACED else None

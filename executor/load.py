@@ -16,7 +16,6 @@ from ..plans.errors import DriftError, ExecutionError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
-from .distributed.sharded import load_sharded
 from .dtypes import torch_layout
 from .heap import fix_heap, leaves_little
 from .machine import Machine
@@ -137,7 +136,9 @@ def _load(
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
-    load = load_component if placement.sharding is None else load_sharded
+    load = load_component
+    if placement.sharding is not None:
+        from .distributed.sharded import load_sharded as load  # FSDP2 takes seconds to import
     return load(
         placement,
         facts,

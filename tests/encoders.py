@@ -94,6 +94,6 @@ def faults_on_ranks(rank: int) -> dict[str, tuple[str, str]]:
         "dtype": heard(torch.float64),
         "raised": heard(ValueError("no such image")),
         "items": heard(torch.float32, items=4 + (rank == 1)),
-        "backend": refused(lambda: DataParallelEncoder(lambda _: [], rows=rows, device="meta")),
+        "backend": refused(lambda: DataParallelEncoder(partial(plain, "packed"), rows=rows, device="meta")),
         "after": ("", str(agree(lambda: rank))),
     }

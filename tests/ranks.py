@@ -17,7 +17,7 @@ _TIMEOUT_S = 60
 def on_ranks(size: int, folder: Path, job: Callable[..., object], *args: object, backend: str = "gloo") -> list[Any]:
     """What `job(rank, *args)` gives on each rank. The job is a function of an importable module."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "placewise.executor.load"])
+    context.set_forkserver_preload(["placewise.executor.distributed.sharded", "torch._dynamo"])
     folder.mkdir(parents=True, exist_ok=True)
     processes = [
         context.Process(target=_run, args=(rank, size, str(folder), backend, job, args)) for rank in range(size)

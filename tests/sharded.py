@@ -1,7 +1,8 @@
 """What ranks do with a sharded component."""
 
 # Torch's own types are partial here.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false
 
 import re
 from pathlib import Path
@@ -93,7 +94,7 @@ def anonymous_bytes() -> int:
 
 
 def memory_of_sharded(rank: int, small: tuple[Path, Plan], big: tuple[Path, Plan]) -> tuple[int, int]:
-    """Anonymous bytes that loading a large tower adds at most, after each unit; and that two passes leave added."""
+    """Anonymous bytes that a large tower adds at most, after each unit that is loaded, and within two passes."""
     passes(*small, on_meta(even))  # what torch takes for the first time
     path, plan = big
     module = on_meta(large)
@@ -103,8 +104,9 @@ def memory_of_sharded(rank: int, small: tuple[Path, Plan], big: tuple[Path, Plan
     )
     seen.append(anonymous_bytes() - before)
     peak: list[int] = []
-    for block in pipeline["model"].blocks:  # type: ignore[union-attr]
-        block.register_forward_hook(lambda *_: peak.append(anonymous_bytes() - before))  # type: ignore[union-attr]
+    for name, layer in pipeline["model"].named_modules():
+        if name.startswith("blocks."):
+            layer.register_forward_hook(lambda *_: peak.append(anonymous_bytes() - before))
     with torch.no_grad():
         for _ in range(2):
             module(torch.tensor(IDS))

@@ -4,27 +4,28 @@ A rank reads its own part alone: rows of a tensor are a range of the file's byte
 of smaller tensors, which get their homes as any others do.
 """
 
-# Torch's own types are partial here.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# Torch's own types are partial here, and a sharded tensor's spec has no other name.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateUsage=false
 
 from collections.abc import Iterable, Mapping
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from ...models.checkpoint import CheckpointFacts
 from ...models.headers import part_of_rank
 from ...plans.document import Placement
 from ...plans.errors import ExecutionError
 from ...plans.policy import Hold, Home
-from ..component import LoadedComponent, chunk_module, is_shared, layer_roots, load_component
+from ..component import LoadedComponent, check_free, chunk_module, is_shared, layer_roots, load_component
 from ..machine import Machine
 from ..names import Binding, match_names
 from ..resident import Stage, entries_of
 from ..units import Progress, UnitKey, ignore, keys_of
-from .agreement import rank_and_size
+from .agreement import agree, rank_and_size
 
 
 def load_sharded(
@@ -55,6 +56,7 @@ def load_sharded(
             f"component '{placement.component}' is sharded over {planned} ranks, and there are {size}",
             hint="start as many as were planned, or plan with --ranks",
         )
+    check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases).weights
     parameters = {weight.stored: weight for weight in found if not weight.is_buffer}
     entries = {stored: facts.tensors[stored][1] for stored in parameters}
@@ -68,7 +70,7 @@ def load_sharded(
     chunk_module(placement, module, roots.values())
     layers = [entry for root in roots.values() for entry in entries_of(module.get_submodule(root))]
     mesh = init_device_mesh(device.device.type, sharding.mesh)
-    whole = {weight.places[0].table[weight.places[0].attribute] for weight in _of(parameters, set(parts) - divided)}
+    whole = {cast(nn.Parameter, weight.places[0].get()) for weight in _of(parameters, parts.keys() - divided)}
     for each in (*layers, module):
         fully_shard(
             each,
@@ -77,24 +79,23 @@ def load_sharded(
             offload_policy=CPUOffloadPolicy(pin_memory=False) if offloaded else OffloadPolicy(),
             ignored_params=whole,
         )
+    specs = [(weight, cast(Any, weight.places[0].get())._spec) for weight in _of(parameters, divided)]
     mine = {name: (header, parts.get(name, entry)) for name, (header, entry) in facts.tensors.items()}
-    loaded = load_component(
-        _at_rest(placement),
-        CheckpointFacts(root=facts.root, files=facts.files, tensors=mine),
-        module,
-        host,
-        device,
-        stage,
-        progress,
-        passes=passes,
-    )
-    for weight in _of(parameters, divided):
+    own = CheckpointFacts(root=facts.root, files=facts.files, tensors=mine)
+    loaded: list[LoadedComponent] = []
+
+    def load() -> None:
+        resting = _at_rest(placement)
+        loaded.append(load_component(resting, own, module, host, device, stage, progress, passes=passes))
+
+    agree(load)  # else the others would wait in their first pass for a rank that failed
+    for weight, spec in specs:
         part = weight.places[0].get()
-        shards = DTensor.from_local(part.detach(), mesh, (Shard(sharding.dimension),), run_check=False)
-        parameter = nn.Parameter(shards, part.requires_grad)
+        # Its own `from_local` would move a part that rests on the host.
+        parameter = nn.Parameter(DTensor(part.detach(), spec, requires_grad=False), part.requires_grad)
         for place in weight.places:
             place.put(parameter)
-    return loaded
+    return loaded[0]
 
 
 def _of(parameters: Mapping[str, Binding], stored: Iterable[str]) -> list[Binding]:
