@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from placewise.executor.distributed.agreement import agree
 from placewise.executor.distributed.encoder import DataParallelEncoder, Rows
+from torch import distributed as dist
 from torch import nn
 
 from .modules import build
@@ -89,11 +90,14 @@ def faults_on_ranks(rank: int) -> dict[str, tuple[str, str]]:
 
         return refused(lambda: DataParallelEncoder(encode, rows=rows, device="cpu")(images(items)))
 
+    # What a rank without items met that made its empty result where the inputs were.
+    group, empty = dist.new_group(backend="cuda:gloo"), rows.new(0, torch.device("cpu"))
     return {
+        "torch's own": refused(lambda: dist.all_gather([empty], empty, group)),
         "device": heard("meta"),
         "dtype": heard(torch.float64),
         "raised": heard(ValueError("no such image")),
         "items": heard(torch.float32, items=4 + (rank == 1)),
-        "backend": refused(lambda: DataParallelEncoder(partial(plain, "packed"), rows=rows, device="meta")),
+        "backend": refused(lambda: DataParallelEncoder(partial(plain, "packed"), rows=rows, device="cpu", group=group)),
         "after": ("", str(agree(lambda: rank))),
     }

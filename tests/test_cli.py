@@ -162,6 +162,18 @@ def test_ranks_share_the_host(run: Run, checkpoint: Path) -> None:
     assert usable[1] == usable[0] // 4
 
 
+def test_a_component_is_sharded_over_ranks(run: Run, checkpoint: Path) -> None:
+    shard = ("--override", "model:shard=when-too-large")
+    plan = json.loads(run("plan", checkpoint, *GIVEN[:-1], "15MiB", "--ranks", 4, *shard, "--json").out)
+    placement = plan["placements"][0]
+    assert placement["sharding"] == {"mesh": [4], "dimension": 0, "gathered_bytes": 3 * 2 * MIB}
+    assert sum(segment["packed_bytes"] for segment in placement["segments"]) == 8 * 2 * MIB // 4
+    ran = run("plan", checkpoint, *GIVEN, *shard[:1], "model:shard=always")
+    assert (
+        ran.err == "error: the override of 'model' shards over ranks, and there is one\nhint: give more with --ranks\n"
+    )
+
+
 def test_trace_fills_in_activations(run: Run, tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 

@@ -60,9 +60,10 @@ def test_a_fault_of_one_rank_is_told_to_all(tmp_path: Path) -> None:
             f"rank 1 has 5 items that cost 5, rank {rank} 4 that cost 4\n"
             "hint: call the encoder with the same items on every rank",
         )
+        assert found["torch's own"] == ("RuntimeError", "No backend type associated with device type cpu")
         assert found["backend"] == (
             "DeviceMismatchError",
-            f"rank {rank}: embeddings are to be on meta, and the group's backends are cpu:gloo,cuda:gloo\n"
+            f"rank {rank}: embeddings are to be on cpu, and the group's backends are cuda:gloo\n"
             "hint: give the compute device, or a group with a backend for it",
         )
     assert zero["after"] == one["after"] == two["after"]  # nobody is left behind in a collective
