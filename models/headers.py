@@ -56,7 +56,7 @@ def part_of_rank(entry: TensorEntry, rank: int, ranks: int) -> TensorEntry:
 
     Rows lie one after another in the file, so a part is a range of its bytes.
     """
-    if not entry.shape or entry.shape[0] % ranks:
+    if not entry.shape or entry.shape[0] % ranks or entry.nbytes % ranks:
         return entry
     begin, nbytes = entry.data_offsets[0], entry.nbytes // ranks
     return TensorEntry(

@@ -93,21 +93,29 @@ def anonymous_bytes() -> int:
     return int(found[1]) << 10
 
 
-def memory_of_sharded(rank: int, small: tuple[Path, Plan], big: tuple[Path, Plan]) -> tuple[int, int]:
-    """Anonymous bytes that a large tower adds at most, after each unit that is loaded, and within two passes."""
+def bytes_read() -> int:
+    """What this process has read by system calls, from the page cache or not."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def memory_of_sharded(rank: int, small: tuple[Path, Plan], big: tuple[Path, Plan]) -> tuple[int, int, int]:
+    """Anonymous bytes that a large tower adds at most, after each unit that is loaded, and within two passes.
+
+    And the bytes that loading read.
+    """
     passes(*small, on_meta(even))  # what torch takes for the first time
     path, plan = big
     module = on_meta(large)
-    before, seen = anonymous_bytes(), [0]
+    before, read, seen = anonymous_bytes(), bytes_read(), [0]
     pipeline = placewise.load(
         plan, path, modules={"model": module}, progress=lambda _: seen.append(anonymous_bytes() - before)
     )
     seen.append(anonymous_bytes() - before)
-    peak: list[int] = []
+    read, peak = bytes_read() - read, list[int]()
     for name, layer in pipeline["model"].named_modules():
         if name.startswith("blocks."):
             layer.register_forward_hook(lambda *_: peak.append(anonymous_bytes() - before))
     with torch.no_grad():
         for _ in range(2):
             module(torch.tensor(IDS))
-    return max(seen), max(peak)
+    return max(seen), max(peak), read

@@ -1,11 +1,15 @@
 """Components that are divided over ranks: planned, and run on real processes with the outputs of one."""
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import placewise
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from placewise.models.headers import TensorEntry, part_of_rank
 from placewise.plans.document import Plan
 from placewise.plans.errors import ExecutionError, InputError
 from placewise.plans.pipeline import LayerSize, Pipeline, Stack, Workload
@@ -80,21 +84,41 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(tmp_path: Path) -> None
         assert "'embed.weight' does not divide by the ranks" in found["whole"][1]
 
 
+@given(
+    dtype=st.sampled_from(("F4", "U8", "BF16", "F64")),
+    shape=st.lists(st.integers(0, 8), max_size=3).map(tuple),
+    ranks=st.integers(1, 8),
+)
+def test_parts_are_a_tensors_rows_in_order_or_all_of_it(dtype: str, shape: tuple[int, ...], ranks: int) -> None:
+    bits = prod(shape) * {"F4": 4, "U8": 8, "BF16": 16, "F64": 64}[dtype]
+    assume(bits % 8 == 0)
+    entry = TensorEntry(dtype=dtype, shape=shape, data_offsets=(3, 3 + bits // 8))
+    parts = [part_of_rank(entry, rank, ranks) for rank in range(ranks)]
+    if parts[0] == entry:
+        assert all(part == entry for part in parts)
+        assert ranks == 1 or not shape or shape[0] % ranks or entry.nbytes % ranks or entry.nbytes == 0
+    else:
+        assert [part.data_offsets[0] for part in parts] == [3, *(part.data_offsets[1] for part in parts[:-1])]
+        assert parts[-1].data_offsets[1] == entry.data_offsets[1]
+        assert {part.shape for part in parts} == {(shape[0] // ranks, *shape[1:])}
+
+
 def test_a_single_process_is_no_rank(tmp_path: Path) -> None:
     path, plan = sharded(tmp_path, even)
     with pytest.raises(ExecutionError, match="this process is no rank"):
         placewise.apply(plan, path, build(even))
 
 
-def test_no_rank_holds_the_whole_component(tmp_path: Path) -> None:
-    """Neither while it loads, nor in a pass: its part, and what the plan says is gathered."""
+def test_no_rank_reads_or_holds_the_whole_component(tmp_path: Path) -> None:
+    """It reads and holds its part, and in a pass what the plan says is gathered."""
     small, (path, plan) = sharded(tmp_path, even), sharded(tmp_path, large)
     placement = plan.placements[0]
     assert placement.sharding is not None
     part = sum(segment.packed_bytes for segment in placement.segments)
     assert part <= path.stat().st_size // 2 + MIB
-    for loading, running in on_ranks(2, tmp_path / "ranks", memory_of_sharded, small, (path, plan)):
+    for loading, running, read in on_ranks(2, tmp_path / "ranks", memory_of_sharded, small, (path, plan)):
         assert part - MIB < loading < part + 4 * MIB
+        assert part - MIB < read < part + MIB
         assert running < part + placement.sharding.gathered_bytes + 4 * MIB
 
 
