@@ -1,10 +1,11 @@
 """Small vision encoders in both forms that embeddings have, and what ranks do with them."""
 
 # Torch's own types are partial here.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from placewise.executor.distributed.agreement import agree
@@ -91,7 +92,8 @@ def faults_on_ranks(rank: int) -> dict[str, tuple[str, str]]:
         return refused(lambda: DataParallelEncoder(encode, rows=rows, device="cpu")(images(items)))
 
     # What a rank without items met that made its empty result where the inputs were.
-    group, empty = dist.new_group(backend="cuda:gloo"), rows.new(0, torch.device("cpu"))
+    group = cast(dist.ProcessGroup, dist.new_group(backend="cuda:gloo"))
+    empty = rows.new(0, torch.device("cpu"))
     return {
         "torch's own": refused(lambda: dist.all_gather([empty], empty, group)),
         "device": heard("meta"),

@@ -92,7 +92,7 @@ def load_sharded(
     for weight, spec in specs:
         part = weight.places[0].get()
         # Its own `from_local` would move a part that rests on the host.
-        parameter = nn.Parameter(DTensor(part.detach(), spec, requires_grad=False), part.requires_grad)
+        parameter = nn.Parameter(cast(Any, DTensor)(part.detach(), spec, requires_grad=False), part.requires_grad)
         for place in weight.places:
             place.put(parameter)
     return loaded[0]
