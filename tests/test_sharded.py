@@ -1,5 +1,6 @@
 """Components that are divided over ranks: planned, and run on real processes with the outputs of one."""
 
+import sys
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -109,6 +110,7 @@ def test_a_single_process_is_no_rank(tmp_path: Path) -> None:
         placewise.apply(plan, path, build(even))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is anonymous, and what was read")
 def test_no_rank_reads_or_holds_the_whole_component(tmp_path: Path) -> None:
     """It reads and holds its part, and in a pass what the plan says is gathered."""
     small, (path, plan) = sharded(tmp_path, even), sharded(tmp_path, large)
