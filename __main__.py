@@ -14,6 +14,7 @@ from .plans.errors import DriftError, InputError, PlacewiseError, RefusedError
 from .terminal import count_bar, part_bar, say, stdout
 
 if TYPE_CHECKING:
+    from .options import Request
     from .plans.document import Plan
 
 EXIT_FAILED, EXIT_INPUT, EXIT_REFUSED, EXIT_DRIFTED = 1, 2, 3, 4
@@ -69,19 +70,25 @@ def inspect(path: Path, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("path", type=PATH)
-@click.option("-o", "--output", type=PATH, help="Write the plan to this file.")
+@click.option(
+    "-o", "--output", type=PATH, help="Write the plan to this file; those of several machines to this folder."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON instead of text.")
 @planning_options
 def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: object) -> None:
     """Plan the model at PATH and print the plan. Nothing is loaded.
 
-    PATH is a safetensors file, or the folder of one, of a transformers model or of a diffusers pipeline.
+    PATH is a safetensors file, or the folder of one, of a transformers model or of a diffusers pipeline. With facts
+    of several machines there is one plan for each, and a table of them.
     """
     from . import api, options
     from .planner.compile import compile_plan
     from .plans.codec import plan_to_json, write_file
 
     asked = options.request_of(path, trace=say if trace else None, given=given)
+    if len(asked.machines) > 1:
+        _plan_hosts(asked, output, as_json=as_json)
+        return
     made = compile_plan(asked.pipeline, asked.machine, asked.policy, asked.workload, version=api.version())
     if output is not None:
         write_file(output, plan_to_json(made))
@@ -249,6 +256,30 @@ def schema() -> None:
     from .plans.schema import schema_json
 
     click.echo(schema_json(), nl=False)
+
+
+def _plan_hosts(asked: "Request", output: Path | None, *, as_json: bool) -> None:
+    """Plan for several machines, and end with the code for refused where one of the plans is."""
+    from . import api
+    from .planner.hosts import plan_hosts
+    from .planner.text import print_hosts
+    from .plans.codec import plan_to_json, write_file
+
+    bar = count_bar("planning", len(asked.machines))
+    plans = plan_hosts(
+        asked.pipeline, asked.machines, asked.policy, asked.workload, version=api.version(), progress=bar
+    )
+    if output is not None:
+        for name, made in plans.items():
+            write_file(output / f"{name}.json", plan_to_json(made))
+    if as_json:
+        import json
+
+        click.echo(json.dumps({name: made.model_dump(mode="json") for name, made in plans.items()}, indent=2))
+    else:
+        print_hosts(plans, stdout())
+    if any(made.verdict.kind == "refused" for made in plans.values()):
+        raise SystemExit(EXIT_REFUSED)
 
 
 def _show(made: "Plan", *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from .models.pipeline import read_pipeline
 from .planner.calibrating.cache import fingerprint_of, load_calibration
 from .planner.compile import compile_plan
 from .planner.measuring.facts import measure_machine
+from .planner.measuring.ranks import RankFacts, facts_of_rank, machine_of_ranks
 from .plans.codec import plan_from_json, plan_to_json, read_plan
 from .plans.document import Plan
 from .plans.drift import ChangedFact, drift
@@ -19,11 +20,22 @@ from .plans.policy import Policy
 from .policies.presets import load_preset
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import distributed, nn
 
     from .executor.load import LoadedPipeline
 
-__all__ = ["apply", "check", "inspect", "load", "measure", "plan", "plan_from_json", "plan_to_json", "read_plan"]
+__all__ = [
+    "apply",
+    "check",
+    "inspect",
+    "load",
+    "measure",
+    "plan",
+    "plan_from_json",
+    "plan_to_json",
+    "plan_together",
+    "read_plan",
+]
 
 
 def measure(model: Path | str | None = None, *, accelerators: bool = True) -> Machine:
@@ -87,6 +99,52 @@ def plan(
         load_preset(policy) if isinstance(policy, str) else policy,
         workload,
         version=version(),
+    )
+
+
+def plan_together(
+    model: Path | str,
+    *,
+    group: "distributed.ProcessGroup | None" = None,
+    machine: Machine | None = None,
+    policy: Policy | str = "auto",
+    workload: Workload | None = None,
+    passes: Mapping[str, int] | None = None,
+    activation_bytes: Mapping[str, int] | None = None,
+    trace: bool = False,
+) -> Plan:
+    """One plan for all ranks of this host; all call it. Rank 0 plans from what each has measured, all check the digest.
+
+    Each rank computes on its own accelerator, torch's current device. The host's memory is divided among them.
+
+    Args:
+        model: as for `plan`; rank 0's arguments count.
+        group: the ranks of this host; null is the group of all.
+        machine: facts, with this rank's accelerator alone; measured here when null.
+        policy: as for `plan`.
+        workload: as for `plan`; its ranks are those of the group.
+        passes: as for `plan`.
+        activation_bytes: as for `plan`.
+        trace: as for `plan`.
+
+    Raises:
+        InputError: as `plan`, at rank 0; or the ranks are on several hosts, or their accelerators are not of a kind.
+        ExecutionError: torch.distributed is not set up, or another rank failed, which is named.
+    """
+    from .executor.distributed.agreement import agree, share
+
+    facts = agree(lambda: RankFacts(machine=machine) if machine else facts_of_rank(measure(model)), group)
+    return share(
+        lambda: plan(
+            model,
+            machine=machine_of_ranks(facts),
+            policy=policy,
+            workload=(workload or Workload()).model_copy(update={"ranks": len(facts)}),
+            passes=passes,
+            activation_bytes=activation_bytes,
+            trace=trace,
+        ),
+        group,
     )
 
 

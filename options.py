@@ -1,6 +1,6 @@
 """What the command line's options mean: a machine, a policy, a workload, and together a request for a plan."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -26,7 +26,7 @@ from .policies.presets import PRESETS, load_preset, policy_from_json
 class MachineOptions:
     """The options that say for which machine a plan is; null is not given."""
 
-    facts: Path | None
+    facts: tuple[Path, ...]
     host_memory: int | None
     device_memory: int | None
     device: str | None
@@ -36,16 +36,27 @@ class MachineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """All that a plan is made from."""
+    """All that a plan is made from; several machines by the names of their facts."""
 
     pipeline: Pipeline
-    machine: Machine
+    machines: Mapping[str, Machine]
     policy: Policy
     workload: Workload
 
+    @property
+    def machine(self) -> Machine:
+        """The only machine.
 
-def machine_of(model: Path, options: MachineOptions) -> Machine:
-    """The machine to plan for: measured here, read from facts, or with parts of it given.
+        Raises:
+            InputError: facts of several were given.
+        """
+        if len(self.machines) > 1:
+            raise InputError(f"facts of {len(self.machines)} machines were given", hint="give one --machine")
+        return next(iter(self.machines.values()))
+
+
+def machines_of(model: Path, options: MachineOptions) -> dict[str, Machine]:
+    """The machines to plan for: measured here, read from facts, or with parts of them given.
 
     A calibration is taken along where it is of the very machine: one that was measured here and described by no option,
     or the one in the facts.
@@ -61,7 +72,30 @@ def machine_of(model: Path, options: MachineOptions) -> Machine:
     given: tuple[Accelerator, ...] | None = () if device == CPU else None
     if memory is not None:
         given = (given_accelerator(_indexed(device or "cuda:0"), memory),)
-    machine = read_machine(options.facts) if options.facts is not None else measure(model, accelerators=given is None)
+    machines = {name: read_machine(file) for name, file in _facts_files(options.facts).items()}
+    machines = machines or {"here": measure(model, accelerators=given is None)}
+    return {name: _described(machine, options, given) for name, machine in machines.items()}
+
+
+def _facts_files(paths: Iterable[Path]) -> dict[str, Path]:
+    """Files of facts by their names without ending; a folder stands for its JSON files."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise InputError(
+                f"{path}: no facts in this folder", hint="`placewise facts --json > facts.json` writes them"
+            )
+        for file in files:
+            if file.stem in found:
+                raise InputError(
+                    f"{found[file.stem]} and {file} have one name", hint="give each machine's facts another"
+                )
+            found[file.stem] = file
+    return found
+
+
+def _described(machine: Machine, options: MachineOptions, given: tuple[Accelerator, ...] | None) -> Machine:
     host = None if options.host_memory is None else given_host(options.host_memory)
     described = with_given(machine, host=host, accelerators=given)
     if options.disk_rate is not None or options.link_rate is not None:
@@ -70,7 +104,7 @@ def machine_of(model: Path, options: MachineOptions) -> Machine:
             disk_bytes_per_s=options.disk_rate, link_bytes_per_s=options.link_rate, device=link_to
         )
         return described.model_copy(update={"calibration": rates})
-    if host is not None or memory is not None:
+    if host is not None or options.device_memory is not None:
         return described.model_copy(update={"calibration": None})
     return described
 
@@ -120,7 +154,7 @@ def request_of(path: Path, *, trace: Callable[[str], None] | None, given: Mappin
     assert reserve is None or isinstance(reserve, int)
     return Request(
         pipeline=pipeline,
-        machine=machine_of(path, options),
+        machines=machines_of(path, options),
         policy=policy_of(str(given["policy"]), reserve, _texts(given["override"])),
         workload=workload,
     )

@@ -131,13 +131,13 @@ def load_component(
     """
     started = time.perf_counter()
     _check_honoured(placement)
-    _check_free(placement.component, module)
+    check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
     keys = {name: key for name, key in keys_of(facts.tensors).items() if name in parameters}
     roots = layer_roots(parameters, keys)
-    _chunk(placement, module, roots.values())
-    shared = [name for name, weight in parameters.items() if _is_shared(weight, roots.get(keys[name]))]
+    chunk_module(placement, module, roots.values())
+    shared = [name for name, weight in parameters.items() if is_shared(weight, roots.get(keys[name]))]
     mappings = Mappings(facts.files, facts.tensors)
     homes = Homes(mappings, facts.tensors, host, device)
     units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
@@ -173,7 +173,7 @@ def load_component(
 def _check_honoured(placement: Placement) -> None:
     """Refuse what would have no effect: a plan is carried out whole or not at all."""
     for segment in placement.segments:
-        always = segment.hold is Hold.always
+        always = segment.hold is Hold.always and placement.sharding is None  # what is sharded is gathered
         if always and segment.home is not Home.device and placement.compute_device != "cpu":
             raise ExecutionError(
                 f"component '{placement.component}': home {segment.home} is not on {placement.compute_device},"
@@ -182,7 +182,7 @@ def _check_honoured(placement: Placement) -> None:
             )
 
 
-def _check_free(component: str, module: nn.Module) -> None:
+def check_free(component: str, module: nn.Module) -> None:
     """Refuse a module that is placed already: two that fetch its weights would do so over one another."""
     for each in module.modules():
         by = "accelerate" if hasattr(each, "_hf_hook") else "another load" if each in _PLACED else None
@@ -193,7 +193,7 @@ def _check_free(component: str, module: nn.Module) -> None:
             )
 
 
-def _chunk(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:
+def chunk_module(placement: Placement, module: nn.Module, layers: Iterable[str]) -> None:
     """Let token-wise modules take as many tokens at once as the placement says; all at once where it says nothing."""
     if placement.chunk_tokens is None:
         return
@@ -233,7 +233,7 @@ def layer_roots(parameters: Mapping[str, Binding], keys: Mapping[str, UnitKey]) 
     return roots
 
 
-def _is_shared(weight: Binding, root: str | None) -> bool:
+def is_shared(weight: Binding, root: str | None) -> bool:
     """Whether a layer's weight is used outside that layer too."""
     return root is not None and any(not place.name.startswith(f"{root}.") for place in weight.places)
 

@@ -166,7 +166,10 @@ def _load(
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
-    return load_component(
+    load = load_component
+    if placement.sharding is not None:
+        from .distributed.sharded import load_sharded as load  # FSDP2 takes seconds to import
+    return load(
         placement,
         facts,
         module,

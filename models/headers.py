@@ -51,6 +51,21 @@ class TensorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fa
         return self.data_offsets[1] - self.data_offsets[0]
 
 
+def part_of_rank(entry: TensorEntry, rank: int, ranks: int) -> TensorEntry:
+    """One rank's part of a tensor that is divided along its first axis; all of it where that does not divide.
+
+    Rows lie one after another in the file, so a part is a range of its bytes.
+    """
+    if not entry.shape or entry.shape[0] % ranks or entry.nbytes % ranks:
+        return entry
+    begin, nbytes = entry.data_offsets[0], entry.nbytes // ranks
+    return TensorEntry(
+        dtype=entry.dtype,
+        shape=(entry.shape[0] // ranks, *entry.shape[1:]),
+        data_offsets=(begin + rank * nbytes, begin + (rank + 1) * nbytes),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """One file's identity and tensors. `aliases` maps names that were dropped as duplicates to the stored one."""

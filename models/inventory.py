@@ -8,7 +8,7 @@ from pathlib import Path
 from ..plans.errors import CheckpointError
 from ..plans.pipeline import Activations, Checkpoint, Component, File, LayerSize, Stack
 from .checkpoint import CheckpointFacts
-from .headers import Header, TensorEntry, packed_bytes
+from .headers import Header, TensorEntry, packed_bytes, part_of_rank
 from .layers import FoundStack, find_layers
 
 _Tensors = Mapping[str, tuple[Header, TensorEntry]]
@@ -23,13 +23,17 @@ def component_of(
     class_name: str | None,
     passes: int,
     activations: Activations,
+    ranks: int = 1,
 ) -> Component:
-    """One component of the inventory. `model_root` is what the plan's relative paths start from."""
+    """One component of the inventory. `model_root` is what the plan's relative paths start from.
+
+    With several `ranks` it says what each would hold if they shared the component.
+    """
     layout = find_layers(facts.tensors)
     dtypes: Counter[str] = Counter()
     for _, entry in facts.tensors.values():
         dtypes[entry.dtype] += entry.nbytes
-    fixed_bytes, fixed_packed = _weigh(layout.fixed, facts.tensors)
+    fixed_bytes, fixed_packed, fixed_part = _weigh(layout.fixed, facts.tensors, ranks)
     return Component(
         name=name,
         library=library,
@@ -37,9 +41,10 @@ def component_of(
         checkpoint=checkpoint_of(facts, model_root),
         tensors=len(facts.tensors),
         dtype_bytes=dtypes,
-        stacks=tuple(_stack(found, facts.tensors) for found in layout.stacks),
+        stacks=tuple(_stack(found, facts.tensors, ranks) for found in layout.stacks),
         fixed_bytes=fixed_bytes,
         fixed_packed_bytes=fixed_packed,
+        fixed_part_bytes=fixed_part,
         passes=passes,
         activations=activations,
     )
@@ -70,9 +75,12 @@ def checkpoint_of(facts: CheckpointFacts, model_root: Path) -> Checkpoint:
     )
 
 
-def _weigh(names: Iterable[str], tensors: _Tensors) -> tuple[int, int]:
-    stored = [tensors[name][1].nbytes for name in names]
-    return sum(stored), sum(map(packed_bytes, stored))
+def _weigh(names: Iterable[str], tensors: _Tensors, ranks: int) -> tuple[int, int, int | None]:
+    """Bytes as stored, packed, and, with several ranks, of one rank's part, packed."""
+    entries = [tensors[name][1] for name in names]
+    stored = [entry.nbytes for entry in entries]
+    part = sum(packed_bytes(part_of_rank(entry, 0, ranks).nbytes) for entry in entries) if ranks > 1 else None
+    return sum(stored), sum(map(packed_bytes, stored)), part
 
 
 def _extents(names: Iterable[str], tensors: _Tensors) -> int:
@@ -83,14 +91,16 @@ def _extents(names: Iterable[str], tensors: _Tensors) -> int:
     return breaks + bool(ranges)
 
 
-def _stack(found: FoundStack, tensors: _Tensors) -> Stack:
+def _stack(found: FoundStack, tensors: _Tensors, ranks: int) -> Stack:
     """Consecutive layers of one weight become one entry."""
     runs: list[LayerSize] = []
-    start, current = 0, _weigh(found.layers[0], tensors)
+    start, current = 0, _weigh(found.layers[0], tensors, ranks)
     for number in range(1, len(found.layers) + 1):
-        weight = _weigh(found.layers[number], tensors) if number < len(found.layers) else None
+        weight = _weigh(found.layers[number], tensors, ranks) if number < len(found.layers) else None
         if weight != current:
-            runs.append(LayerSize(layers=(start, number), layer_bytes=current[0], packed_bytes=current[1]))
+            stored, packed, part = current
+            run = LayerSize(layers=(start, number), layer_bytes=stored, packed_bytes=packed, part_bytes=part)
+            runs.append(run)
             if weight is not None:
                 start, current = number, weight
     extents = max(_extents(layer, tensors) for layer in found.layers)

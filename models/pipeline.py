@@ -80,6 +80,7 @@ def read_pipeline(
                 class_name=source.class_name,
                 passes=passes.get(name, count),
                 activations=_activations(activation_bytes.get(name)),
+                ranks=workload.ranks,
             )
         )
     return Pipeline(name=_name(path), components=tuple(components), edges=edges, notes=tuple(notes))

@@ -60,10 +60,15 @@ def budgets_of(machine: Machine, policy: Policy, *, copied_bytes: int, ranks: in
 def copied_bytes_of(components: Iterable[Component]) -> int:
     """What the host holds of components, all their weights copied there, and the most that a pass adds."""
     components = tuple(components)
-    fixed = sum(component.fixed_packed_bytes for component in components)
-    sizes = (size for component in components for stack in component.stacks for size in stack.sizes)
-    layers = sum(size.packed_bytes * (size.layers[1] - size.layers[0]) for size in sizes)
-    return fixed + layers + max((known_peak_bytes(part.activations) or 0 for part in components), default=0)
+    return sum(map(whole_bytes, components)) + max(
+        (known_peak_bytes(part.activations) or 0 for part in components), default=0
+    )
+
+
+def whole_bytes(component: Component) -> int:
+    """All weights of a component, packed."""
+    sizes = (size for stack in component.stacks for size in stack.sizes)
+    return component.fixed_packed_bytes + sum(size.packed_bytes * (size.layers[1] - size.layers[0]) for size in sizes)
 
 
 def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:

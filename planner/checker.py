@@ -44,6 +44,7 @@ def check_plan(plan: Plan) -> None:
         _check_coverage(placement, components[placement.component])
         _check_holds(placement)
         _check_slots(placement, components[placement.component])
+        _check_sharding(placement, components[placement.component], plan.workload.ranks)
     _check_budgets(plan)
 
 
@@ -51,12 +52,15 @@ def _check_coverage(placement: Placement, component: Component) -> None:
     """Every unit stands in exactly one segment, and the segments' bytes are the units' bytes."""
     expected: Counter[tuple[str | None, int]] = Counter()
     sizes: dict[tuple[str | None, int], tuple[int, int]] = {}
+    parts = placement.sharding is not None
     if component.fixed_bytes:
-        sizes[None, 0] = (component.fixed_bytes, component.fixed_packed_bytes)
+        part = component.fixed_part_bytes or 0
+        sizes[None, 0] = (part, part) if parts else (component.fixed_bytes, component.fixed_packed_bytes)
     for stack in component.stacks:
         for size in stack.sizes:
+            part = size.part_bytes or 0
             for layer in range(*size.layers):
-                sizes[stack.name, layer] = (size.layer_bytes, size.packed_bytes)
+                sizes[stack.name, layer] = (part, part) if parts else (size.layer_bytes, size.packed_bytes)
     for segment in placement.segments:
         units = _units(segment)
         expected.update(units)
@@ -94,7 +98,10 @@ def _check_slots(placement: Placement, component: Component) -> None:
     streamed = {unit for segment in placement.segments if segment.hold == "layer" for unit in _units(segment)}
     in_blocks = placement.compute_device == "cpu" and placement.staging.reader != "mapping"
     largest = max(
-        max(size.packed_bytes, _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else 0)
+        max(
+            (size.part_bytes or 0) if placement.sharding else size.packed_bytes,
+            _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else 0,
+        )
         for stack in component.stacks
         for size in stack.sizes
         if any((stack.name, layer) in streamed for layer in range(*size.layers))
@@ -105,6 +112,18 @@ def _check_slots(placement: Placement, component: Component) -> None:
         )
     if placement.staging.prefetch_layers >= placement.staging.slots:
         raise UnsoundPlanError(f"{placement.component}: all {placement.staging.slots} slots are filled ahead of use")
+
+
+def _check_sharding(placement: Placement, component: Component, ranks: int) -> None:
+    """Every rank has a part, and a pass has room for its fixed part and the layers that are whole at once."""
+    if placement.sharding is None:
+        return
+    if placement.sharding.mesh != (ranks,) or placement.sharding.dimension != 0:
+        raise UnsoundPlanError(f"{placement.component}: sharded over {placement.sharding.mesh} of {ranks} ranks")
+    layers = [size.packed_bytes for stack in component.stacks for size in stack.sizes]
+    least = component.fixed_packed_bytes + max([component.fixed_packed_bytes, *(3 * layer for layer in layers)])
+    if placement.sharding.gathered_bytes < least:
+        raise UnsoundPlanError(f"{placement.component}: a pass gathers {least} bytes")
 
 
 def _whole_blocks(count: int, extents: int) -> int:
@@ -143,7 +162,8 @@ def _phase_bytes(placement: Placement, plan: Plan) -> int:
     held = sum(segment.packed_bytes for segment in placement.segments if segment.hold == "phase")
     slots = placement.staging.slots * placement.staging.slot_bytes if placement.staging else 0
     component = next(part for part in plan.pipeline.components if part.name == placement.component)
-    return held + slots + _activation_bytes(component, placement.chunk_tokens)
+    gathered = placement.sharding.gathered_bytes if placement.sharding else 0
+    return held + slots + gathered + _activation_bytes(component, placement.chunk_tokens)
 
 
 def _activation_bytes(component: Component, chunk_tokens: int | None) -> int:

@@ -46,7 +46,7 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
 
     def fresh(seating: Seating) -> Ledger:
         drafts = (
-            draft_of(component, seat, machine, wishes, rates, workload.ranks)
+            draft_of(component, seat, machine, wishes, rates, budgets, workload.ranks)
             for component, seat in zip(placed, seating, strict=True)
         )
         return ledger_of(tuple(drafts), budgets, workload.ranks)
@@ -138,6 +138,8 @@ def _notes(pipeline: Pipeline, machine: Machine, found: Found) -> tuple[str, ...
         notes.append("not calibrated: seconds are unknown, and bytes decide")
     elif not all(costs.compute_known for costs in found.costs.values()):
         notes.append("compute time is not known: the plan minimises the time of moving weights")
+    if sharded := [draft.component.name for draft in found.ledger.drafts if draft.sharding is not None]:
+        notes.append(f"the rate between ranks is not known: no figure has the time of gathering {', '.join(sharded)}")
     if found.chosen is not None and found.bound is None:
         notes.append("too many kinds of layers for an exact solution: the placement fits, and a better one may exist")
     return tuple(notes)

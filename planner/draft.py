@@ -1,10 +1,10 @@
 """The planner's working state: units with a fate that is still open, and a ledger of what each axis has to bear."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..models.headers import slot_bytes_for_reads
-from ..plans.document import Budget, Reader
+from ..plans.document import Budget, Reader, Sharding
 from ..plans.machine import Machine, MemoryKind
 from ..plans.pipeline import Component, TracedActivations, known_peak_bytes
 from ..plans.policy import Hold, Home
@@ -12,6 +12,7 @@ from ..policies.admission import CPU, locks, pins
 from ..policies.selectors import Wish, Wishes
 from .budgets import HOST, LOCKED, PINNED, axis_of
 from .rates import Rates
+from .sharding import part_of, sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class Draft:
         reads: how slots can be filled by reads from the disk; null where touching the mapping is as good.
         reading: whether slots are filled so.
         chunk_tokens: how many tokens token-wise modules take at once; null is all of them.
+        sharding: how the component is divided over ranks, whose part the units are; null where it is not.
     """
 
     component: Component
@@ -71,6 +73,7 @@ class Draft:
     held_bytes: int
     streamed: int
     chunk_tokens: int | None = None
+    sharding: Sharding | None = None
     reading: bool = False
     granted_slots: int = 0
     granted_ahead: int = 0
@@ -106,14 +109,19 @@ class Draft:
         if axis != self.axis:
             return buffers
         slots = self.slots * self.slot_bytes if self.streamed else 0
-        return self.held_bytes + slots + self.activation_bytes() + buffers
+        return self.held_bytes + slots + self.pass_bytes() + buffers
 
-    def activation_bytes(self) -> int:
-        """Known activation bytes of one pass; zero where unknown: the reserve covers them, and the verdict says so."""
+    def pass_bytes(self) -> int:
+        """What a pass adds whatever is held: activations, and what is gathered of other ranks' parts.
+
+        Activations that are unknown are none here: the reserve covers them, and the verdict says so.
+        """
+        gathered = self.sharding.gathered_bytes if self.sharding else 0
         activations = self.component.activations
         if self.chunk_tokens is not None and isinstance(activations, TracedActivations):
-            return next(each.peak_bytes for each in activations.chunked if each.chunk_tokens == self.chunk_tokens)
-        return known_peak_bytes(activations) or 0
+            chunked = (each.peak_bytes for each in activations.chunked if each.chunk_tokens == self.chunk_tokens)
+            return gathered + next(chunked)
+        return gathered + (known_peak_bytes(activations) or 0)
 
     def rests_on(self, home: Home) -> tuple[str, ...]:
         """The axes that bear a unit for good; none bears what stays mapped."""
@@ -218,17 +226,31 @@ class Seat:
 
 
 def draft_of(
-    component: Component, seat: Seat, machine: Machine, wishes: Wishes, rates: Mapping[str, Rates], ranks: int
+    component: Component,
+    seat: Seat,
+    machine: Machine,
+    wishes: Wishes,
+    rates: Mapping[str, Rates],
+    budgets: Mapping[str, Budget],
+    ranks: int,
 ) -> Draft:
-    """A component with nothing held beyond a pass: the fixed part for the phase, each layer for its own turn."""
+    """A component with nothing held beyond a pass: the fixed part for the phase, each layer for its own turn.
+
+    Of a sharded one the units are one rank's part, and their fates are settled.
+    """
     reads = reads_of(rates[seat.device], network=machine.disk is not None and machine.disk.network)
     on_cpu = seat.device == CPU
-    units = tuple(_units(component, wishes, on_cpu=on_cpu, reads=reads is not None))
+    axis, wish = axis_of(seat.device, machine), wishes.of(component.name, None)
+    sharding = sharding_of(component, wish, budgets[axis].usable_bytes, ranks)
+    placed = component if sharding is None else part_of(component)
+    units = tuple(_units(placed, wishes, on_cpu=on_cpu, reads=reads is not None))
+    for unit in units if sharding is not None else ():
+        _settle_part(unit)
     accelerators = [each for each in machine.accelerators if each.device == seat.device]
     return Draft(
         component=component,
         compute_device=seat.device,
-        axis=axis_of(seat.device, machine),
+        axis=axis,
         # Unified memory has no second copy to make. The host's processor computes while its disk reads.
         overlaps=any(each.streams and each.memory is MemoryKind.separate for each in accelerators)
         or (on_cpu and reads is not None),
@@ -240,6 +262,7 @@ def draft_of(
         held_bytes=sum(unit.packed for unit in units if unit.hold is Hold.phase),
         streamed=sum(unit.hold is Hold.layer for unit in units),
         chunk_tokens=seat.chunk_tokens,
+        sharding=sharding,
     )
 
 
@@ -290,6 +313,15 @@ def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -
                     home=home,
                     hold=hold,
                 )
+
+
+def _settle_part(unit: Unit) -> None:
+    """A part rests on the device, or on the host until its layer is gathered; nothing else is open to it."""
+    if unit.packed and unit.wish.home is Home.pageable:
+        unit.hold = Hold.phase if unit.stack is None else Hold.layer
+    else:
+        unit.home, unit.hold = Home.device, Hold.always
+    unit.wish = replace(unit.wish, home=unit.home, hold=unit.hold)
 
 
 def _first_fate(stack: str | None, packed: int, wish: Wish, *, on_cpu: bool) -> tuple[Home, Hold]:

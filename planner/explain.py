@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from ..plans.document import Decision, Reader, Rejected, Segment
 from ..plans.pipeline import TracedActivations
-from ..plans.policy import Copies, Hold, Home, Policy, Residency
+from ..plans.policy import Copies, Hold, Home, Policy, Residency, Shard
 from ..plans.subjects import subject_of
 from ..plans.units import GIB, format_bytes
 from ..policies.selectors import Wish
-from .budgets import HOST
+from .budgets import HOST, whole_bytes
 from .costs import is_cached
 from .draft import Draft, Ledger, Reads
 from .outcome import placement_of
@@ -178,6 +178,13 @@ def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy, pin
     rejected: tuple[Rejected, ...] = ()
     if segment.packed_bytes == 0:
         rule = "nothing-to-place"
+    elif draft.sharding is not None:
+        rule, rejected = "sharded-over-ranks", (_rejected_whole(draft, wish),)
+        because |= {
+            "ranks": draft.ranks,
+            "gathered_bytes": draft.sharding.gathered_bytes,
+            **_budget(draft.axis, ledger),
+        }
     elif wish.home is segment.home or wish.hold is segment.hold:
         rule = "override"
     elif segment.home is Home.device and not draft.on_cpu:
@@ -188,7 +195,7 @@ def _segment(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy, pin
         because |= _budget(HOST, ledger)
         if segment.home is Home.pinned and pin_s_per_gib is not None:
             because |= {"pinning_microseconds": round(segment.packed_bytes / GIB * pin_s_per_gib * 1e6)}
-    if not draft.on_cpu and segment.hold is not Hold.always:
+    if not draft.on_cpu and segment.hold is not Hold.always and draft.sharding is None:
         rejected = (_rejected_device(draft, wish, ledger, policy), *rejected)
     return Decision(
         rule=rule,
@@ -226,6 +233,13 @@ def _rejected_device(draft: Draft, wish: Wish, ledger: Ledger, policy: Policy) -
         return Rejected(choice="device/always", why=f"the policy {policy.preset} holds no more than a pass needs")
     left = format_bytes(ledger.left(draft.axis))
     return Rejected(choice="device/always", why=f"{left} of {draft.axis} are left beyond the highest phase")
+
+
+def _rejected_whole(draft: Draft, wish: Wish) -> Rejected:
+    if wish.shard is Shard.always:
+        return Rejected(choice="whole on each rank", why="an override asks otherwise")
+    size = format_bytes(whole_bytes(draft.component))
+    return Rejected(choice="whole on each rank", why=f"{size} do not fit {draft.axis}, or not beside a pass")
 
 
 def _budget(axis: str, ledger: Ledger) -> dict[str, int | None]:

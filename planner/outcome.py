@@ -20,6 +20,7 @@ def placement_of(draft: Draft) -> Placement:
         component=draft.component.name,
         compute_device=draft.compute_device,
         chunk_tokens=draft.chunk_tokens,
+        sharding=draft.sharding,
         staging=_staging(draft),
         segments=_segments(draft.units),
     )
@@ -83,9 +84,9 @@ def _phase(draft: Draft, ledger: Ledger, costs: Costs) -> Phase:
     }
     peaks[PAGE_CACHE] = sum(unit.bytes for unit in draft.units if _goes_through_cache(draft, unit))
     cached = is_cached(draft, ledger)
-    known = costs.timed and costs.compute_known
-    schedule = run_phase(draft, costs, cached=cached) if known else None
-    transfer = run_phase(draft, replace(costs, compute=0.0), cached=cached) if costs.timed else None
+    timed = costs.timed and draft.sharding is None  # nobody has measured how fast ranks gather
+    schedule = run_phase(draft, costs, cached=cached) if timed and costs.compute_known else None
+    transfer = run_phase(draft, replace(costs, compute=0.0), cached=cached) if timed else None
     return Phase(
         component=draft.component.name,
         passes=draft.component.passes,

@@ -184,7 +184,7 @@ def _memory_rows(model: _Model) -> None:
         terms = [(_in_phase(model, draft, axis), draft) for draft in model.ledger.drafts]
         for in_phase, draft in terms:
             if in_phase or draft.axis == axis:
-                usable = budget.usable_bytes - (draft.activation_bytes() if draft.axis == axis else 0)
+                usable = budget.usable_bytes - (draft.pass_bytes() if draft.axis == axis else 0)
                 model.program.at_most(_sum(always, in_phase), usable // model.unit_bytes)
         if always and not any(in_phase or draft.axis == axis for in_phase, draft in terms):
             model.program.at_most(always, budget.usable_bytes // model.unit_bytes)
@@ -291,7 +291,7 @@ def _cached_row(model: _Model, draft: Draft) -> int:
     room = (budget.usable_bytes if budget.available_bytes is not None else -1) / model.unit_bytes
     needed = _sum(_always(model, HOST), _in_phase(model, draft, HOST))
     if draft.axis == HOST:
-        room -= draft.activation_bytes() / model.unit_bytes
+        room -= draft.pass_bytes() / model.unit_bytes
     # When cached is 1, what is mapped goes into what the host does not need otherwise; when 0, the row says nothing.
     slots = sum(max(unit.slot for unit in each.units) for each in model.classes) * model.most_slots
     slack = total + (3 * sum(len(each.units) * each.packed for each in model.classes) + slots) / model.unit_bytes

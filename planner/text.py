@@ -1,16 +1,21 @@
-"""What the planner found beyond the plan, for people: worths and the frontier, as tables and a picture."""
+"""What the planner found beyond the plan, for people: worths, the frontier and many hosts, as tables and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..plans.document import Fits, Plan
 from ..plans.picture import new_figure, save_figure
+from ..plans.readings import reading_text
 from ..plans.units import GIB, format_bytes
 from .frontier import Point
-from .worth import Worth
+from .worth import Worth, moved_bytes, request_seconds, transfer_seconds
+
+_MOST_NAMES = 3
+"""Of hosts with one plan so many are named."""
 
 
 def print_worths(worths: Sequence[Worth], console: Console) -> None:
@@ -40,6 +45,27 @@ def print_frontier(points: Sequence[Point], console: Console) -> None:
     console.print(table)
 
 
+def print_hosts(plans: Mapping[str, Plan], console: Console) -> None:
+    """Print a row for each plan: the hosts that it is for, what they have, what a request costs, what is least left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    for name in ("hosts", "host memory", "accelerators", "a request", "least left", "verdict"):
+        table.add_column(name, justify="right" if name in ("host memory", "a request") else "left", overflow="fold")
+    names: dict[str, list[str]] = {}
+    for name, plan in plans.items():
+        names.setdefault(plan.digest, []).append(name)
+    for hosts in names.values():
+        plan = plans[hosts[0]]
+        table.add_row(
+            _some(hosts),
+            reading_text(plan.machine.host.available),
+            ", ".join(f"{each.device} {reading_text(each.free)}" for each in plan.machine.accelerators) or "none",
+            *_outcome(plan),
+        )
+    console.print(table)
+    fit = sum(isinstance(plan.verdict, Fits) for plan in plans.values())
+    console.print(f"{len(plans)} hosts, {len(names)} plans; it fits on {fit}")
+
+
 def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
     """Draw the grid as lines, one per host size: cost over device memory. Needs matplotlib.
 
@@ -61,6 +87,23 @@ def draw_frontier(points: Sequence[Point], path: Path, *, title: str) -> None:
     save_figure(figure, path)
 
 
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _outcome(plan: Plan) -> tuple[str, str, str]:
+    """Cost of a request, what is least left of an axis, and the verdict."""
+    if not isinstance(plan.verdict, Fits):
+        short = ", ".join(sorted({each.axis for each in plan.verdict.short} | {b.rule for b in plan.verdict.broken}))
+        return "", "", f"refused: {short}"
+    left = {axis: margin for axis, margin in plan.verdict.margin_bytes.items() if margin is not None}
+    least = min(left, key=lambda axis: (left[axis], axis), default=None)
+    cost = _figure(request_seconds(plan), transfer_seconds(plan), moved_bytes(plan))
+    return cost, "unknown" if least is None else f"{format_bytes(left[least])} of {least}", "fits"
+
+
 def _cost(point: Point) -> tuple[float, str]:
     """The best known figure of a machine, and what it is."""
     if point.seconds is not None:
@@ -71,10 +114,12 @@ def _cost(point: Point) -> tuple[float, str]:
 
 
 def _cell(point: Point) -> str:
-    if not point.fits:
-        return "refused"
-    if point.seconds is not None:
-        return f"{point.seconds:.2f} s"
-    if point.transfer_s is not None:
-        return f"{point.transfer_s:.2f} s + compute"
-    return f"{format_bytes(point.moved_bytes or 0)} moved"
+    return _figure(point.seconds, point.transfer_s, point.moved_bytes) if point.fits else "refused"
+
+
+def _figure(seconds: float | None, transfer_s: float | None, moved: int | None) -> str:
+    if seconds is not None:
+        return f"{seconds:.2f} s"
+    if transfer_s is not None:
+        return f"{transfer_s:.2f} s + compute"
+    return f"{format_bytes(moved or 0)} moved"

@@ -117,12 +117,28 @@ class Segment(Record):
     packed_bytes: NonNegativeInt
 
 
+class Sharding(Record):
+    """How a component is divided over ranks: `mesh` is their number along each axis of the device mesh.
+
+    A weight is divided along `dimension` where that divides by the ranks, and whole on each rank where it does not. In
+    a pass the compute device holds at most `gathered_bytes` of weights that were gathered from all ranks.
+    """
+
+    mesh: tuple[PositiveInt, ...]
+    dimension: NonNegativeInt
+    gathered_bytes: NonNegativeInt
+
+
 class Placement(Record):
-    """Where one component's weights rest and where it computes. `chunk_tokens: null` is the whole sequence at once."""
+    """Where one component's weights rest and where it computes. `chunk_tokens: null` is the whole sequence at once.
+
+    Of a sharded component the segments are one rank's part, and so are their bytes, all of them packed.
+    """
 
     component: str
     compute_device: str
     chunk_tokens: PositiveInt | None = None
+    sharding: Sharding | None = Field(default=None, exclude_if=lambda sharding: sharding is None)
     staging: Staging | None
     segments: tuple[Segment, ...]
 

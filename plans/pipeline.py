@@ -48,11 +48,15 @@ class Checkpoint(Record):
 
 
 class LayerSize(Record):
-    """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at a 64-byte boundary."""
+    """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at a 64-byte boundary.
+
+    `part_bytes` is the same of what one of the workload's ranks holds of a layer that is sharded; absent with one rank.
+    """
 
     layers: Run
     layer_bytes: NonNegativeInt
     packed_bytes: NonNegativeInt
+    part_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda part: part is None)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -152,7 +156,8 @@ class Component(Record):
 
     `library` and `class_name` say what builds it (`transformers`, `BertModel`); both are null for bare files, to
     which the caller brings the module. `passes` is how often its forward runs in one request. `dtype_bytes` are
-    the stored bytes by the file format's dtype names. `fixed_*` is what is in no layer.
+    the stored bytes by the file format's dtype names. `fixed_*` is what is in no layer; `fixed_part_bytes` is one
+    rank's part of it, as that of a layer.
     """
 
     name: str
@@ -164,6 +169,7 @@ class Component(Record):
     stacks: tuple[Stack, ...]
     fixed_bytes: NonNegativeInt
     fixed_packed_bytes: NonNegativeInt
+    fixed_part_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda part: part is None)
     passes: PositiveInt
     activations: Activations
 

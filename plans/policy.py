@@ -39,6 +39,13 @@ class Residency(StrEnum):
     minimal = "minimal"
 
 
+class Shard(StrEnum):
+    """When a component is divided over the workload's ranks: where one device cannot hold it, or in any case."""
+
+    when_too_large = "when-too-large"
+    always = "always"
+
+
 class Override(Record):
     """A wish for part of the pipeline. `select` is a component or a component's stack: `vae`, `transformer.blocks`."""
 
@@ -46,6 +53,7 @@ class Override(Record):
     home: Home | None = None
     hold: Hold | None = None
     compute_device: str | None = None
+    shard: Shard | None = Field(default=None, exclude_if=lambda shard: shard is None)
 
 
 class Policy(Record):

@@ -95,6 +95,9 @@ def _run(run: Run) -> str:
 
 def way_of(placement: Placement, segment: Segment) -> str:
     """The familiar name of a home and hold, with the slots of layerwise offload; each is as large as a layer."""
+    if placement.sharding is not None:
+        ranks = " x ".join(map(str, placement.sharding.mesh))
+        return f"one part of {ranks}, offloaded" if segment.home == "pageable" else f"one part of {ranks}"
     if segment.hold == "always":
         return "resident" if segment.home == "device" else f"{segment.home} in place"
     if segment.hold == "phase" or placement.staging is None:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from ..plans.errors import InputError
 from ..plans.pipeline import Pipeline
-from ..plans.policy import Hold, Home, Override, Policy
+from ..plans.policy import Hold, Home, Override, Policy, Shard
 
 Place = tuple[str, str | None]
 """A component and one of its stacks; null is the whole component."""
+
+_SHARDED_HOMES = (None, Home.device, Home.pageable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class Wish:
     home: Home | None = None
     hold: Hold | None = None
     compute_device: str | None = None
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Wishes:
             home=next((override.home for override in asked if override.home), None),
             hold=next((override.hold for override in asked if override.hold), None),
             compute_device=whole.compute_device if whole is not None else None,
+            shard=whole.shard if whole is not None else None,
         )
 
 
@@ -52,8 +56,14 @@ def resolve_overrides(policy: Policy, pipeline: Pipeline) -> Wishes:
         place = _the_place(override.select, places)
         if place in by_place:
             raise InputError(f"two overrides select '{override.select}'", hint="say all in one")
-        if override.home is None and override.hold is None and override.compute_device is None:
+        if (override.home, override.hold, override.compute_device, override.shard) == (None,) * 4:
             raise InputError(f"the override of '{override.select}' asks for nothing", hint="give home, hold or device")
+        whole = place[1] is None and override.hold is None and override.home in _SHARDED_HOMES
+        if override.shard is not None and not whole:
+            raise InputError(
+                f"the override of '{override.select}' shards a stack, or with a home or hold that no part can have",
+                hint="select a whole component, with home device or pageable, and without a hold",
+            )
         if override.compute_device is not None and place[1] is not None:
             raise InputError(
                 f"the override of '{override.select}' moves a stack to {override.compute_device}",

@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from placewise.__main__ import main
+from placewise.plans.codec import read_plan
 from placewise.plans.units import MIB
 
 from .checkpoints import write_safetensors, write_transformers
-from .modules import Tower, build, save
+from .modules import Tower, build, machine, save
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LAYERS = {f"blocks.{number}.weight": ("BF16", (1024, 1024)) for number in range(8)}
@@ -167,6 +169,18 @@ def test_ranks_share_the_host(run: Run, checkpoint: Path) -> None:
     assert usable[1] == usable[0] // 4
 
 
+def test_a_component_is_sharded_over_ranks(run: Run, checkpoint: Path) -> None:
+    shard = ("--override", "model:shard=when-too-large")
+    plan = json.loads(run("plan", checkpoint, *GIVEN[:-1], "15MiB", "--ranks", 4, *shard, "--json").out)
+    placement = plan["placements"][0]
+    assert placement["sharding"] == {"mesh": [4], "dimension": 0, "gathered_bytes": 3 * 2 * MIB}
+    assert sum(segment["packed_bytes"] for segment in placement["segments"]) == 8 * 2 * MIB // 4
+    ran = run("plan", checkpoint, *GIVEN, *shard[:1], "model:shard=always")
+    assert (
+        ran.err == "error: the override of 'model' shards over ranks, and there is one\nhint: give more with --ranks\n"
+    )
+
+
 def test_trace_fills_in_activations(run: Run, tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
@@ -319,3 +333,61 @@ def test_help_and_planning_cost_no_torch(checkpoint: Path, command: str) -> None
 
 def test_the_schema_command_prints_the_committed_schema(run: Run) -> None:
     assert run("schema").out == (REPOSITORY / "plans" / "schema.json").read_text()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Callable[..., Path]:
+    """A folder of facts: host and device MiB by name."""
+
+    def write(**sizes: tuple[int, int]) -> Path:
+        folder = tmp_path / "fleet"
+        folder.mkdir()
+        for name, (host, device) in sizes.items():
+            facts = machine(host * MIB, device * MIB)
+            (folder / f"{name}.json").write_text(facts.model_dump_json())
+        return folder
+
+    return write
+
+
+def test_a_fleet_is_a_table_and_a_plan_for_each(
+    run: Run, checkpoint: Path, tmp_path: Path, fleet: Callable[..., Path]
+) -> None:
+    folder = fleet(a=(1024, 16), b=(1024, 16), c=(1024, 16), d=(1024, 16), e=(1024, 64), f=(1024, 1))
+    out = tmp_path / "plans"
+    out.mkdir()
+    ran = run("plan", checkpoint, "--machine", folder, "-o", out)
+    assert (ran.code, ran.err) == (3, "")
+    assert [" ".join(line.split()) for line in ran.out.splitlines()] == [
+        "hosts host memory accelerators a request least left verdict",
+        "a, b, c and 1 more 1.00 GiB sim:1 16.0 MiB 6.00 MiB moved 410 KiB of sim:1 fits",
+        "e 1.00 GiB sim:1 64.0 MiB 0 B moved 41.6 MiB of sim:1 fits",
+        "f 1.00 GiB sim:1 1.00 MiB refused: sim:1",
+        "6 hosts, 3 plans; it fits on 5",
+    ]
+    for name in "abcdef":
+        alone = run("plan", checkpoint, "--machine", folder / f"{name}.json", "--json")
+        assert read_plan(out / f"{name}.json").digest == json.loads(alone.out)["digest"]
+    both = run("plan", checkpoint, "--machine", folder / "a.json", "--machine", folder / "e.json", "--json")
+    assert both.code == 0
+    assert {name: plan["digest"] for name, plan in json.loads(both.out).items()} == {
+        name: read_plan(out / f"{name}.json").digest for name in "ae"
+    }
+
+
+def test_what_cannot_be_a_fleet_is_refused(
+    run: Run, checkpoint: Path, tmp_path: Path, fleet: Callable[..., Path]
+) -> None:
+    folder = fleet(a=(1024, 16), b=(1024, 16))
+    twice = run("plan", checkpoint, "--machine", folder, "--machine", folder / "a.json")
+    assert twice.code == 2
+    assert f"{folder / 'a.json'} and {folder / 'a.json'} have one name" in twice.err
+    several = run("frontier", checkpoint, "--machine", folder)
+    assert (several.code, several.err) == (2, "error: facts of 2 machines were given\nhint: give one --machine\n")
+    (tmp_path / "empty").mkdir()
+    empty = run("plan", checkpoint, "--machine", tmp_path / "empty")
+    assert empty.code == 2
+    assert f"{tmp_path / 'empty'}: no facts in this folder" in empty.err
+    nowhere = run("plan", checkpoint, "--machine", folder, "-o", tmp_path / "nowhere")
+    assert nowhere.code == 2
+    assert f"{tmp_path / 'nowhere' / 'a.json'}: No such file or directory" in nowhere.err

@@ -96,10 +96,10 @@ def _ledger(case: Case) -> Ledger:
     device, ranks = _device(case), case.workload.ranks
     rates = {device: rates_of(case.machine.calibration, device)}
     wishes = resolve_overrides(case.policy, case.pipeline)
-    drafts = (
-        draft_of(component, Seat(device=device), case.machine, wishes, rates, ranks)
-        for component in sorted(case.pipeline.components, key=lambda component: component.name)
-    )
     copied = copied_bytes_of(case.pipeline.components)
     budgets = budgets_of(case.machine, case.policy, copied_bytes=copied, ranks=ranks)
+    drafts = (
+        draft_of(component, Seat(device=device), case.machine, wishes, rates, budgets, ranks)
+        for component in sorted(case.pipeline.components, key=lambda component: component.name)
+    )
     return ledger_of(tuple(drafts), budgets, ranks)

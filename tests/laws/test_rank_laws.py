@@ -1,5 +1,7 @@
 """Laws of ranks that share a host, and of drift."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from placewise.planner.compile import compile_plan
@@ -7,6 +9,8 @@ from placewise.planner.worth import with_available
 from placewise.plans.document import Fits, Plan
 from placewise.plans.drift import drift
 from placewise.plans.machine import Machine, Measured
+from placewise.plans.pipeline import Component
+from placewise.plans.policy import Home, Override, Shard
 
 from .. import oracle
 from ..questions import Case
@@ -35,6 +39,41 @@ def test_i15_ranks_together_stay_in_the_hosts_budget(case: Case, ranks: int) -> 
 def test_more_ranks_never_fit_where_fewer_do_not(case: Case, ranks: int) -> None:
     if isinstance(with_ranks(case, ranks).verdict, Fits):
         assert isinstance(with_ranks(case, 1).verdict, Fits)
+
+
+@given(case=cases(overridden=False), ranks=st.integers(2, 8), data=st.data())
+def test_i15_ranks_that_share_a_component_stay_in_every_budget(case: Case, ranks: int, data: st.DataObject) -> None:
+    """Parts of any size, on the device or on the host; every plan passes the independent check before it is here."""
+    on_device = bool(case.machine.accelerators)
+    homes = st.sampled_from(
+        [None, Home.pageable] if on_device and isinstance(case.machine.host.available, Measured) else [None]
+    )
+    parted = [in_parts(each, ranks) for each in case.pipeline.components]
+    wishes = [
+        Override(select=each.name, home=data.draw(homes), shard=data.draw(st.sampled_from(Shard))) for each in parted
+    ]
+    case = replace(case, pipeline=case.pipeline.model_copy(update={"components": tuple(parted)}))
+    plan = with_ranks(case.under(case.policy.model_copy(update={"overrides": tuple(wishes)})), ranks)
+    if isinstance(plan.verdict, Fits):
+        asked = {wish.select for wish in wishes if wish.shard is Shard.always}
+        assert asked <= {placement.component for placement in plan.placements if placement.sharding is not None}
+
+
+def in_parts(component: Component, ranks: int) -> Component:
+    """The component, with what each rank would hold of it."""
+    stacks = [
+        stack.model_copy(
+            update={
+                "sizes": tuple(
+                    size.model_copy(update={"part_bytes": -(-size.packed_bytes // ranks // 64) * 64})
+                    for size in stack.sizes
+                )
+            }
+        )
+        for stack in component.stacks
+    ]
+    fixed = -(-component.fixed_packed_bytes // ranks // 64) * 64
+    return component.model_copy(update={"stacks": tuple(stacks), "fixed_part_bytes": fixed})
 
 
 @given(plan=fitting_plans())

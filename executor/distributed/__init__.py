@@ -1,0 +1,1 @@
+"""Several processes of torch.distributed: what they agree on, share and gather."""
