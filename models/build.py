@@ -78,7 +78,13 @@ def _from_diffusers(library: Any, class_name: str, folder: Path) -> nn.Module:
     return cast(nn.Module, model.from_config(model.load_config(folder, local_files_only=True)))
 
 
-_BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers}
+def _from_reference(_: Any, class_name: str, folder: Path) -> nn.Module:
+    from .reference.components import from_folder
+
+    return from_folder(class_name, folder)
+
+
+_BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers, "placewise": _from_reference}
 
 
 @contextmanager
