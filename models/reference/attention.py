@@ -87,15 +87,14 @@ class PackedAttention(nn.Module):
         result: torch.Tensor = self.out(attended.flatten(1))
         return result
 
-    def _in_chunks(
-        self, x: torch.Tensor, bounds: Sequence[tuple[int, int]], rotary: Rotary, most: int
-    ) -> torch.Tensor:
+    def _in_chunks(self, x: torch.Tensor, bounds: Sequence[tuple[int, int]], rotary: Rotary, most: int) -> torch.Tensor:
         """Keys and values of all tokens first; then each chunk's queries, attended, projected and written back."""
-        query_rows, key_rows, value_rows = self.qkv.weight.unflatten(0, (self.num_heads, 3, self.head_dim)).unbind(1)
+        rows = self.qkv.weight.unflatten(0, (self.num_heads, 3 * self.head_dim))
+        query_rows, key_value_rows = rows[:, : self.head_dim], rows[:, self.head_dim :]
         key, value = (x.new_empty(len(x), self.num_heads, self.head_dim) for _ in range(2))
         for part in parts(0, len(x), most):
-            key[part] = rotated(self.key_norm(_heads(x[part], key_rows)), _at(rotary, part))
-            value[part] = _heads(x[part], value_rows)
+            made, value[part] = _heads(x[part], key_value_rows).chunk(2, dim=-1)
+            key[part] = rotated(self.key_norm(made), _at(rotary, part))
         result = torch.empty_like(x)
         for start, stop in bounds:
             for part in parts(start, stop, most):

@@ -64,12 +64,17 @@ class VideoDecoderConfig(Record):
 
 
 class AudioDecoderConfig(Record):
-    """Blocks of 1-d convolutions, each of which lengthens the signal by its even stride."""
+    """Blocks of 1-d convolutions, each of which lengthens the signal by its even stride.
+
+    `frames_per_latent` and `audio_per_latent` are as the transformer's.
+    """
 
     latent_channels: PositiveInt
     out_channels: PositiveInt = 2
     block_channels: tuple[PositiveInt, ...]
     strides: tuple[PositiveInt, ...]
+    frames_per_latent: PositiveInt
+    audio_per_latent: PositiveInt
 
 
 Config = TextEncoderConfig | TransformerConfig | VideoDecoderConfig | AudioDecoderConfig
@@ -102,7 +107,9 @@ SIZES: Mapping[str, Mapping[str, Config]] = {
             audio_per_latent=2,
         ),
         "video_vae": VideoDecoderConfig(latent_channels=8, block_channels=(32, 16), time_doublings=1),
-        "audio_vae": AudioDecoderConfig(latent_channels=8, block_channels=(32, 16), strides=(4, 2)),
+        "audio_vae": AudioDecoderConfig(
+            latent_channels=8, block_channels=(32, 16), strides=(4, 2), frames_per_latent=2, audio_per_latent=2
+        ),
     },
     "small": {
         "text_encoder": TextEncoderConfig(
@@ -130,7 +137,13 @@ SIZES: Mapping[str, Mapping[str, Config]] = {
             audio_per_latent=4,
         ),
         "video_vae": VideoDecoderConfig(latent_channels=16, block_channels=(256, 128, 64), time_doublings=2),
-        "audio_vae": AudioDecoderConfig(latent_channels=32, block_channels=(256, 128, 64), strides=(8, 8, 4)),
+        "audio_vae": AudioDecoderConfig(
+            latent_channels=32,
+            block_channels=(256, 128, 64),
+            strides=(8, 8, 4),
+            frames_per_latent=4,
+            audio_per_latent=4,
+        ),
     },
     "full": {
         "text_encoder": TextEncoderConfig(
@@ -142,9 +155,7 @@ SIZES: Mapping[str, Mapping[str, Config]] = {
             num_kv_heads=8,
             head_dim=128,
             intermediate_size=26496,
-            vision=VisionConfig(
-                patch_size=1536, hidden_size=1152, num_layers=27, num_heads=16, intermediate_size=4304
-            ),
+            vision=VisionConfig(patch_size=1536, hidden_size=1152, num_layers=27, num_heads=16, intermediate_size=4304),
         ),
         "transformer": TransformerConfig(
             text_size=5120,
@@ -159,11 +170,13 @@ SIZES: Mapping[str, Mapping[str, Config]] = {
             frames_per_latent=4,
             audio_per_latent=8,
         ),
-        "video_vae": VideoDecoderConfig(
-            latent_channels=48, block_channels=(1536, 1024, 512, 256), time_doublings=2
-        ),
+        "video_vae": VideoDecoderConfig(latent_channels=48, block_channels=(1536, 1024, 512, 256), time_doublings=2),
         "audio_vae": AudioDecoderConfig(
-            latent_channels=64, block_channels=(2048, 1024, 512, 256), strides=(8, 8, 4, 4)
+            latent_channels=64,
+            block_channels=(2048, 1024, 512, 256),
+            strides=(8, 8, 4, 4),
+            frames_per_latent=4,
+            audio_per_latent=8,
         ),
     },
 }

@@ -137,9 +137,7 @@ class ReferenceTextEncoder(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.num_layers)])
         self.norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
 
-    def forward(
-        self, input_ids: torch.Tensor, patches: torch.Tensor | None = None, grids: Grids = ()
-    ) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, patches: torch.Tensor | None = None, grids: Grids = ()) -> torch.Tensor:
         """Encode.
 
         Args:

@@ -74,9 +74,7 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.mlp = GatedFeedForward(width, config.intermediate_size)
 
-    def forward(
-        self, x: torch.Tensor, time: torch.Tensor, cu_seqlens: Sequence[int], rotary: Rotary
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, time: torch.Tensor, cu_seqlens: Sequence[int], rotary: Rotary) -> torch.Tensor:
         """From (tokens, hidden) to the same; `time` is (sequences, 6, hidden)."""
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = (self.modulation + time).unbind(1)
         inner = modulate_(self.attention_norm(x), shift, scale, cu_seqlens)
