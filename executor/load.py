@@ -12,7 +12,7 @@ from torch import nn
 from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, ExecutionError, RefusedError
+from ..plans.errors import DriftError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component

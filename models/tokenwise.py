@@ -51,11 +51,11 @@ class Chunks(Protocol):
 def token_wise(module: nn.Module, layers: Iterable[str]) -> tuple[nn.Module, ...]:
     """The outermost modules of a tree that gain from running over parts of the tokens: token-wise ones, and `Chunks`.
 
-    The former are those with a tensor within that is wider than their input and their output. A module without children, such
-    as a lone projection, is none: its whole output has to be there all the same. Each candidate is tried on six tokens,
-    and every function of torch that it calls is looked at. Pointwise ones, products with weights, norms, means and
-    splits along the last dimension pass; shapes, indices, writes in place, factories, and all that is not known do not.
-    Neither does a module with hooks beneath it, nor one whose attributes the trial changes. Nothing is raised.
+    Token-wise ones have a tensor within that is wider than their input and their output. A module without children,
+    such as a lone projection, is none: its whole output has to be there all the same. Each candidate is tried on six
+    tokens, and every function of torch that it calls is looked at. Pointwise ones, products with weights, norms, means
+    and splits along the last dimension pass; shapes, indices, writes in place, factories, and all that is not known do
+    not. Neither does a module with hooks beneath it, nor one whose attributes the trial changes. Nothing is raised.
 
     Args:
         module: in eval mode; on meta, or with weights.
@@ -201,11 +201,11 @@ def _is_admitted(
 
 
 def run_in_chunks(module: nn.Module, tokens: int) -> None:
-    """Let each forward of such a module take at most so many tokens at once, in parts as equal as can be.
+    """Let each forward of a module take at most so many tokens at once, in parts as equal as can be.
 
-    Of a token-wise one, the instance gets a subclass of its class and no reference to itself: its hooks run once for each call, a copy is
-    chunked as well, and deleting it frees it at once. A call with anything but one tensor runs whole. A second call
-    changes the number.
+    One of `Chunks` is told. An instance that is token-wise gets a subclass of its class and no reference to itself: its
+    hooks run once for each call, a copy is chunked as well, and deleting it frees it at once. A call with anything but
+    one tensor runs whole. A second call changes the number.
     """
     if isinstance(module, Chunks):
         module.set_chunk_tokens(tokens)

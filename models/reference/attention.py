@@ -1,7 +1,7 @@
 """Self-attention over packed sequences, whole or in chunks of tokens, and the rotary tables that go with it.
 
-Packed sequences lie one after another in one tensor; `cu_seqlens` are their bounds, 0 first and all tokens last. They are
-Python's integers, so that no device is waited for, and tensors without data can be traced.
+Packed sequences lie one after another in one tensor; `cu_seqlens` are their bounds, 0 first and all tokens last. They
+are Python's integers, so that no device is waited for, and tensors without data can be traced.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def rotary_table(positions: torch.Tensor, head_dim: int, theta: float) -> Rotary
 
 
 def rotated(x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-    """Heads (..., tokens, heads, head_dim) turned by their tokens' angles, in float32, and given back in their dtype."""
+    """Heads (..., tokens, heads, head_dim) turned by their tokens' angles: in float32, given back in their dtype."""
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -72,7 +72,7 @@ class PackedAttention(nn.Module):
             InputError: the bounds are not those of so many tokens.
         """
         bounds = list(pairwise(cu_seqlens))
-        if not bounds or cu_seqlens[0] != 0 or cu_seqlens[-1] != len(x) or any(a > b for a, b in bounds):
+        if not cu_seqlens or cu_seqlens[0] != 0 or cu_seqlens[-1] != len(x) or any(a > b for a, b in bounds):
             raise InputError(
                 f"cu_seqlens {tuple(cu_seqlens)} do not bound {len(x)} packed tokens",
                 hint="give 0, the running sums of the sequences' lengths, and with the last of them all tokens",
@@ -89,7 +89,7 @@ class PackedAttention(nn.Module):
 
     def _in_chunks(self, x: torch.Tensor, bounds: Sequence[tuple[int, int]], rotary: Rotary, most: int) -> torch.Tensor:
         """Keys and values of all tokens first; then each chunk's queries, attended, projected and written back."""
-        rows = self.qkv.weight.unflatten(0, (self.num_heads, 3 * self.head_dim))
+        rows = self.qkv.weight.view(self.num_heads, 3 * self.head_dim, -1)
         query_rows, key_value_rows = rows[:, : self.head_dim], rows[:, self.head_dim :]
         key, value = (x.new_empty(len(x), self.num_heads, self.head_dim) for _ in range(2))
         for part in parts(0, len(x), most):
@@ -104,7 +104,7 @@ class PackedAttention(nn.Module):
 
 
 def _heads(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Products of tokens (tokens, hidden) with each head's rows (heads, head_dim, hidden), as (tokens, heads, head_dim)."""
+    """Products of tokens (tokens, hidden) with each head's rows (heads, width, hidden): (tokens, heads, width)."""
     return torch.matmul(x.expand(len(rows), *x.shape), rows.mT).transpose(0, 1)
 
 

@@ -118,7 +118,7 @@ def _write_shards(
 
 
 def _weight(key: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Normals: of products and convolutions scaled by what they sum over, those of norms about one, biases about zero."""
+    """Normals: in products and convolutions scaled by what these sum over, in norms about one, in biases about zero."""
     normals = torch.randn(shape, generator=torch.Generator().manual_seed(crc32(key.encode())))
     if normals.ndim > 1:
         normals /= normals[0].numel() ** 0.5

@@ -56,7 +56,7 @@ class TransformerConfig(Record):
 
 
 class VideoDecoderConfig(Record):
-    """Blocks of 3-d convolutions, each of which doubles height and width; the first `time_doublings` also the frames."""
+    """Blocks of 3-d convolutions, that double height and width each, and the first `time_doublings` the frames too."""
 
     latent_channels: PositiveInt
     block_channels: tuple[PositiveInt, ...]

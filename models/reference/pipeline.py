@@ -78,8 +78,8 @@ class ReferencePipeline:
             )
             video = video + (later - time) * velocities[0]
             audio = audio + (later - time) * velocities[1]
-        video, audio = (each.to(states.dtype).unflatten(0, (texts, -1)).mT for each in (video, audio))
-        return self._run("video_vae", video.unflatten(-1, grid)), self._run("audio_vae", audio)
+        video, audio = (each.to(states.dtype).view(texts, -1, each.shape[-1]).mT for each in (video, audio))
+        return self._run("video_vae", video.view(*video.shape[:2], *grid)), self._run("audio_vae", audio)
 
     def _run(self, name: str, first: torch.Tensor, *others: object) -> torch.Tensor:
         """A component on its device, to which its inputs are moved."""

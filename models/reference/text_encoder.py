@@ -1,4 +1,4 @@
-"""A text encoder of the Qwen-VL kind: a causal language model, and a vision tower whose tokens stand among the words."""
+"""A text encoder of the Qwen-VL kind: a causal language model, with tokens of a vision tower among the words."""
 
 from collections.abc import Sequence
 from itertools import accumulate

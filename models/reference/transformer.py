@@ -23,7 +23,7 @@ class Packing:
     audio: tuple[int, ...]
 
     def lengths(self) -> list[int]:
-        """Of the parts, in the order in which they are packed: the first sequence's text, video and audio, and so on."""
+        """Of the parts in the order in which they are packed: the first sequence's text, video, audio, and so on."""
         return [
             length
             for text, grid, audio in zip(self.text, self.video, self.audio, strict=True)
@@ -35,7 +35,7 @@ class Packing:
         return [0, *accumulate(self.lengths())][::3]
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """Time, row and column of each token, (tokens, 3): texts come before the time at which picture and sound begin."""
+        """Time, row and column of each token, (tokens, 3). Picture and sound begin where the text ends."""
         places: list[torch.Tensor] = []
         for text, (frames, height, width), audio in zip(self.text, self.video, self.audio, strict=True):
             for begin, count, rows, columns in ((0, text, 1, 1), (text, frames, height, width), (text, audio, 1, 1)):
@@ -137,13 +137,13 @@ class ReferenceTransformer(nn.Module):
         modulation = self.time_modulation(F.silu(time)).unflatten(-1, (6, -1))
         lengths, cu_seqlens = packing.lengths(), packing.cu_seqlens()
         kinds = (self.text_in(self.text_norm(text)), self.video_in(video), self.audio_in(audio))
-        by_kind = [kind.split(lengths[place::3]) for place, kind in enumerate(kinds)]
+        by_kind = [torch.split(kind, lengths[place::3]) for place, kind in enumerate(kinds)]
         x = torch.cat([part for sequence in zip(*by_kind, strict=True) for part in sequence])
         del kinds, by_kind
         rotary = rotary_table(packing.positions(x.device), self.config.head_dim, self.config.rope_theta)
         for block in self.blocks:
             x = block(x, modulation, cu_seqlens, rotary)
-        ends = x.split(lengths)
+        ends = torch.split(x, lengths)
         return (
             self.video_head(torch.cat(ends[1::3]), time, lengths[1::3]),
             self.audio_head(torch.cat(ends[2::3]), time, lengths[2::3]),

@@ -1,4 +1,4 @@
-"""Inputs of the reference pipeline's components, by class. What is not stated is as diffusers' video pipelines have it."""
+"""Inputs of the reference pipeline's components, by class; what is not stated is as for diffusers' Wan."""
 
 from math import prod
 
