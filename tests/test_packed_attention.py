@@ -1,7 +1,7 @@
 """Packed attention: each sequence by itself, interleaved rows, and chunks that change nothing but what is alive."""
 
-# Torch's own types are partial here.
-# pyright: reportUnknownMemberType=false
+# Torch's own types are partial here, and safetensors'.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -16,15 +16,15 @@ from placewise.executor.load import load_plan
 from placewise.models.pipeline import read_pipeline
 from placewise.models.reference.attention import PackedAttention, Rotary, rotary_table, rotated
 from placewise.models.reference.components import from_folder, save
-from placewise.models.reference.pipeline import ReferencePipeline
 from placewise.models.reference.transformer import Packing
 from placewise.models.tokenwise import run_in_chunks, token_wise
 from placewise.planner.compile import compile_plan
 from placewise.planner.tracing.trace import trace_component
 from placewise.plans.document import Fits
 from placewise.plans.errors import InputError
-from placewise.plans.pipeline import TracedActivations, Workload
+from placewise.plans.pipeline import GivenActivations, TracedActivations, Workload
 from placewise.plans.units import MIB
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from . import modules
@@ -51,7 +51,7 @@ def inputs(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> tuple[
 
 def by_hand(module: PackedAttention, x: torch.Tensor, cu_seqlens: list[int], rotary: Rotary) -> torch.Tensor:
     """Three projections out of rows that were put in order, softmax in float64, one sequence after another."""
-    rows = module.qkv.weight.split(DIM)
+    rows = torch.split(module.qkv.weight, DIM)
     query, key, value = (F.linear(x, torch.cat(rows[place::3])).view(-1, HEADS, DIM) for place in range(3))
     query, key = rotated(module.query_norm(query), rotary), rotated(module.key_norm(key), rotary)
     attended: list[torch.Tensor] = []
@@ -104,7 +104,7 @@ def test_it_is_found_beside_token_wise_modules(tmp_path: Path) -> None:
 
 
 def test_the_whole_sequence_is_never_projected_at_once() -> None:
-    """Alive are the keys and values, the output, and what a chunk has; without chunks queries and their turns too."""
+    """Alive are input, table, keys and values, output, and what one chunk has; without chunks all queries too."""
     tokens, chunk_tokens = 4096, 64
     module, given_ = attention(), inputs([1024, 3072])
     peaks: list[int] = []
@@ -112,19 +112,22 @@ def test_the_whole_sequence_is_never_projected_at_once() -> None:
         run_in_chunks(module, most)
         peaks.append(alive(module, lambda: module(*given_)))
     of_token = 4 * HEADS * DIM
-    chunk = 16 * chunk_tokens * of_token
+    kept = tokens * (2 * of_token + 2 * 4 * WIDTH + 4 * DIM)
     assert peaks[0] >= 5 * tokens * of_token
-    assert 0 <= peaks[1] - tokens * (2 * of_token + 4 * WIDTH) <= chunk
+    assert 0 < peaks[1] - kept <= 8 * chunk_tokens * of_token
 
 
 WORKLOAD = Workload(batch=2, tokens=40, height=32, width=32, frames=9, steps=1)
 PACKING = Packing(text=(40, 40), video=((5, 8, 8),) * 2, audio=(10, 10))
 
 
-def transformer_pass(module: Any) -> Any:
+def transformer_pass(module: Any, device: str = "cpu") -> Any:
     sums = (sum(PACKING.lengths()[place::3]) for place in range(3))
-    text, video, audio = (torch.zeros(count, width) for count, width in zip(sums, (64, 8, 8), strict=True))
-    return module(text, video, audio, torch.zeros(2), PACKING)
+    generator = torch.Generator().manual_seed(0)
+    given_ = [
+        torch.randn(count, width, generator=generator).to(device) for count, width in zip(sums, (64, 8, 8), strict=True)
+    ]
+    return module(*given_, torch.full((2,), 0.5, device=device), PACKING)
 
 
 def test_the_traced_peak_of_each_chunk_size_is_that_of_a_real_pass(tmp_path: Path) -> None:
@@ -151,21 +154,25 @@ def test_a_plan_that_says_so_runs_in_chunks(tmp_path: Path, device: str | None) 
     """The planner takes chunks where there is no room for the whole sequence."""
     save(tmp_path, "tiny", seed=0, dtype=torch.float32)
     pipeline = read_pipeline(tmp_path, workload=WORKLOAD)
-    traced = [
-        part.model_copy(update={"activations": trace_component(part, tmp_path / part.name, WORKLOAD)})
-        if part.name == "transformer"
-        else part.model_copy(update={"activations": {"kind": "given", "peak_bytes": 0}})
-        for part in pipeline.components
-    ]
-    pipeline = type(pipeline).model_validate({**pipeline.model_dump(), "components": [p.model_dump() for p in traced]})
-    on = modules.machine(4 * MIB) if device is None else modules.machine(64 * MIB, 3 * MIB)
-    plan = compile_plan(pipeline, on, modules.policy(), WORKLOAD, version="0")
+    traced = {"transformer": trace_component(pipeline.components[1], tmp_path / "transformer", WORKLOAD)}
+    nothing = GivenActivations(peak_bytes=0)
+    components = tuple(
+        part.model_copy(update={"activations": traced.get(part.name, nothing)}) for part in pipeline.components
+    )
+    on = modules.machine(5 * MIB) if device is None else modules.machine(64 * MIB, 4 * MIB)
+    plan = compile_plan(
+        pipeline.model_copy(update={"components": components}), on, modules.policy(), WORKLOAD, version="0"
+    )
     assert isinstance(plan.verdict, Fits), plan.verdict
-    (placement,) = (each for each in plan.placements if each.component == "transformer")
-    assert placement.chunk_tokens is not None
-    loaded = load_plan(plan, tmp_path)
-    asked: list[int | None] = [
-        module.chunk_tokens for module in loaded["transformer"].modules() if isinstance(module, PackedAttention)
-    ]
-    assert asked == [placement.chunk_tokens] * 4
-    assert isinstance(loaded.library(), ReferencePipeline)
+    (tokens,) = (each.chunk_tokens for each in plan.placements if each.component == "transformer")
+    assert tokens is not None
+    loaded = load_plan(plan, tmp_path)["transformer"]
+    plain = from_folder("ReferenceTransformer", tmp_path / "transformer").eval()
+    plain.load_state_dict(load_file(tmp_path / "transformer" / "model.safetensors"))
+    whole = transformer_pass(plain)
+    for module in token_wise(plain, [f"blocks.{number}" for number in range(4)]):
+        run_in_chunks(module, tokens)
+    found = transformer_pass(loaded, device or "cpu")
+    for one, same, near in zip(found, transformer_pass(plain), whole, strict=True):
+        assert torch.equal(one.cpu(), same)
+        torch.testing.assert_close(same, near)

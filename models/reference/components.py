@@ -1,5 +1,8 @@
 """Components of the reference pipeline by class name: from their configuration, and saved with seeded weights."""
 
+# Safetensors' types are partial.
+# pyright: reportUnknownVariableType=false
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

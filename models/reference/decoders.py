@@ -1,5 +1,8 @@
 """Decoders of latents: to video, by 3-d convolutions that look at no later frame, and to sound, by 1-d ones."""
 
+# Torch's own types are partial here.
+# pyright: reportUnknownMemberType=false
+
 from collections.abc import Sequence
 from itertools import pairwise
 
