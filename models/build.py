@@ -25,6 +25,7 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
 
     Raises:
         ExecutionError: the library is not installed, or the component names no class that can be built.
+        InputError: the reference pipeline has no such class, or the class no such configuration.
     """
     if component.library not in _BUILDERS or component.class_name is None:
         raise ExecutionError(

@@ -76,8 +76,9 @@ class ReferencePipeline:
             velocities = self.components["transformer"](
                 states, video.to(states.dtype), audio.to(states.dtype), times, packing
             )
-            video = video + (later - time) * velocities[0]
-            audio = audio + (later - time) * velocities[1]
+            video, audio = (
+                x + (later - time) * velocity.float() for x, velocity in zip((video, audio), velocities, strict=True)
+            )
         video, audio = (each.to(states.dtype).view(texts, -1, each.shape[-1]).mT for each in (video, audio))
         return self._run("video_vae", video.view(*video.shape[:2], *grid)), self._run("audio_vae", audio)
 

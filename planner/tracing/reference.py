@@ -1,4 +1,7 @@
-"""Inputs of the reference pipeline's components, by class; what is not stated is as for diffusers' Wan."""
+"""Inputs of the reference pipeline's components, by class; what is not stated is as for diffusers' Wan.
+
+What a latent stands for, each configuration says itself.
+"""
 
 from math import prod
 
