@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import placewise
+import psutil
 import pytest
 import torch
 from placewise.executor.guards import MappedWeight, plain
@@ -209,6 +210,18 @@ def test_the_full_size_is_planned_from_headers_alone(tmp_path: Path) -> None:
         ("audio_vae", "blocks"): 4,
     }
     assert parts["transformer"].passes == 50
+    _check_binds(tmp_path)
+
+
+def _check_binds(full: Path) -> None:
+    """On a CPU it binds to its files, and nothing of 125 GiB is copied."""
+    overrides = overridden(*all_of(Home.mapped, Hold.always))
+    plan = placewise.plan(full, machine=machine(12 * GIB), policy=overrides)
+    before = psutil.Process().memory_full_info().uss
+    loaded = placewise.load(plan, full)
+    assert psutil.Process().memory_full_info().uss - before < 64 * MIB
+    for name in NAMES:
+        assert all(isinstance(weight, MappedWeight) for weight in loaded[name].parameters())
 
 
 @pytest.mark.parametrize("size", SIZES)
