@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from placewise.models.reference.components import components_of, write_index
+
 GIB = 1 << 30
 
 MODIFIED_S = 1_700_000_000
@@ -125,6 +127,14 @@ def video_pipeline(folder: Path, *, shard_bytes: int = 5 * GIB) -> None:
     (folder / "model_index.json").write_text(json.dumps(index))
     for file in folder.rglob("*.safetensors"):
         os.utime(file, (MODIFIED_S, MODIFIED_S))
+
+
+def reference_pipeline(folder: Path) -> None:
+    """Write the reference pipeline of the size `full`: real names and shapes, each component one sparse file."""
+    write_index(folder, "full")
+    for name, module in components_of("full").items():
+        shapes = ((key, tuple(weight.shape), 2 * weight.numel()) for key, weight in module.named_parameters())
+        write_sparse(folder / name / "model.safetensors", [(key, "BF16", shape, size) for key, shape, size in shapes])
 
 
 def _tensors(part: Part) -> list[tuple[str, int]]:

@@ -46,22 +46,16 @@ class LoadedPipeline:
         return self.components[component].module
 
     def library(self) -> Any:
-        """What the model's library gives: a new diffusers pipeline over the bound modules, or the model itself.
+        """What the model's library gives: a new pipeline over the bound modules, or the model itself.
 
         Raises:
-            ExecutionError: diffusers cannot build it, or its components compute on several devices, between which its
-                code would not move their inputs.
+            ExecutionError: as `models.build.build_pipeline`.
         """
         if not (self.root / "model_index.json").is_file():
             (component,) = self.components
             return self[component]
-        devices = {str(self.device(name)) for name in self.components}
-        if len(devices) > 1:
-            raise ExecutionError(
-                f"the pipeline's components compute on {', '.join(sorted(devices))}, and diffusers' own code on one",
-                hint="plan them all on one device, or call the components yourself",
-            )
-        return build_pipeline(self.root, {name: self[name] for name in self.components})
+        modules = {name: self[name] for name in self.components}
+        return build_pipeline(self.root, modules, {name: self.device(name) for name in self.components})
 
     def device(self, component: str) -> torch.device:
         """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""

@@ -1,6 +1,7 @@
 """Modules from their own configuration, without weights: parameters on meta, buffers computed as the class does."""
 
 import importlib
+import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
 
     Raises:
         ExecutionError: the library is not installed, or the component names no class that can be built.
+        InputError: the reference pipeline has no such class, or the class no such configuration.
     """
     if component.library not in _BUILDERS or component.class_name is None:
         raise ExecutionError(
@@ -38,14 +40,30 @@ def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.M
     return module.eval()
 
 
-def build_pipeline(folder: Path, modules: Mapping[str, nn.Module]) -> Any:
-    """The diffusers pipeline of a folder with model_index.json, over modules that are there already.
+def build_pipeline(folder: Path, modules: Mapping[str, nn.Module], devices: Mapping[str, torch.device]) -> Any:
+    """The pipeline of a folder with model_index.json, over modules that are there already: diffusers' or the reference.
 
     Schedulers, tokenizers and processors are loaded by diffusers; no code of the folder runs.
 
+    Args:
+        folder: holds the index.
+        modules: the components by name.
+        devices: where each of them computes.
+
     Raises:
-        ExecutionError: diffusers is not installed, or cannot build it.
+        ExecutionError: diffusers is not installed, or cannot build it, or its components compute on several devices,
+            between which its code would not move their inputs.
     """
+    if json.loads((folder / "model_index.json").read_bytes()).get("_class_name") == "ReferencePipeline":
+        from .reference.pipeline import ReferencePipeline
+
+        return ReferencePipeline(components=modules, devices=devices)
+    names = sorted({str(device) for device in devices.values()})
+    if len(names) > 1:
+        raise ExecutionError(
+            f"the pipeline's components compute on {', '.join(names)}, and diffusers' own code on one",
+            hint="plan them all on one device, or call the components yourself",
+        )
     library = _imported("diffusers", f"pipeline {folder}")
     try:
         return library.DiffusionPipeline.from_pretrained(folder, local_files_only=True, **modules)
@@ -78,7 +96,13 @@ def _from_diffusers(library: Any, class_name: str, folder: Path) -> nn.Module:
     return cast(nn.Module, model.from_config(model.load_config(folder, local_files_only=True)))
 
 
-_BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers}
+def _from_reference(_: Any, class_name: str, folder: Path) -> nn.Module:
+    from .reference.components import from_folder
+
+    return from_folder(class_name, folder)
+
+
+_BUILDERS = {"transformers": _from_transformers, "diffusers": _from_diffusers, "placewise": _from_reference}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 A module is token-wise where its output at each token depends on its input at that token alone. Tokens are counted over
 all dimensions but the last, which holds a token's features. Run over parts of the tokens, such a module gives the same
 output but for the rounding of matrix products of other row counts, and its inner tensors are as large as a part.
+Attention is never token-wise; a module that divides its own tokens says so by a method `set_chunk_tokens`.
 """
 
 # Torch's own types are partial here.
@@ -13,7 +14,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from contextlib import contextmanager
 from functools import cache, wraps
 from math import ceil
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -38,14 +39,23 @@ _TOKENS = "_chunk_tokens"
 """The attribute of a chunked module that says how many tokens it takes at once."""
 
 
-def token_wise(module: nn.Module, layers: Iterable[str]) -> tuple[nn.Module, ...]:
-    """The outermost token-wise modules of a tree that gain from running over parts of the tokens.
+@runtime_checkable
+class Chunks(Protocol):
+    """A module that is not token-wise, such as an attention, and knows how to take a few tokens at a time."""
 
-    They are those with a tensor within that is wider than their input and their output. A module without children, such
-    as a lone projection, is none: its whole output has to be there all the same. Each candidate is tried on six tokens,
-    and every function of torch that it calls is looked at. Pointwise ones, products with weights, norms, means and
-    splits along the last dimension pass; shapes, indices, writes in place, factories, and all that is not known do not.
-    Neither does a module with hooks beneath it, nor one whose attributes the trial changes. Nothing is raised.
+    def set_chunk_tokens(self, tokens: int) -> None:
+        """Take at most so many tokens at once from the next forward on."""
+        ...
+
+
+def token_wise(module: nn.Module, layers: Iterable[str]) -> tuple[nn.Module, ...]:
+    """The outermost modules of a tree that gain from running over parts of the tokens: token-wise ones, and `Chunks`.
+
+    Token-wise ones have a tensor within that is wider than their input and their output. A module without children,
+    such as a lone projection, is none: its whole output has to be there all the same. Each candidate is tried on six
+    tokens, and every function of torch that it calls is looked at. Pointwise ones, products with weights, norms, means
+    and splits along the last dimension pass; shapes, indices, writes in place, factories, and all that is not known do
+    not. Neither does a module with hooks beneath it, nor one whose attributes the trial changes. Nothing is raised.
 
     Args:
         module: in eval mode; on meta, or with weights.
@@ -56,7 +66,7 @@ def token_wise(module: nn.Module, layers: Iterable[str]) -> tuple[nn.Module, ...
 
 
 def _outermost(module: nn.Module, name: str, above: Container[str]) -> Iterator[nn.Module]:
-    if name not in above and _gains(module):
+    if name not in above and (isinstance(module, Chunks) or _gains(module)):
         yield module
         return
     for child_name, child in module.named_children():
@@ -191,12 +201,15 @@ def _is_admitted(
 
 
 def run_in_chunks(module: nn.Module, tokens: int) -> None:
-    """Let each forward of a token-wise module take at most so many tokens at once, in parts as equal as can be.
+    """Let each forward of a module take at most so many tokens at once, in parts as equal as can be.
 
-    The instance gets a subclass of its class and no reference to itself: its hooks run once for each call, a copy is
-    chunked as well, and deleting it frees it at once. A call with anything but one tensor runs whole. A second call
-    changes the number.
+    One of `Chunks` is told. An instance that is token-wise gets a subclass of its class and no reference to itself: its
+    hooks run once for each call, a copy is chunked as well, and deleting it frees it at once. A call with anything but
+    one tensor runs whole. A second call changes the number.
     """
+    if isinstance(module, Chunks):
+        module.set_chunk_tokens(tokens)
+        return
     if _TOKENS not in vars(module):
         module.__class__ = _chunked(type(module))  # type: ignore[arg-type]  # mypy finds the class not hashable
     vars(module)[_TOKENS] = tokens
@@ -221,14 +234,21 @@ def _chunked(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (kind,), {"__module__": kind.__module__, "__doc__": kind.__doc__, "forward": forward})
 
 
+def parts(start: int, stop: int, most: int) -> list[slice]:
+    """As few parts of `[start, stop)` as can be of at most so many tokens, as equal as can be; of nothing, none."""
+    count = stop - start
+    size = ceil(count / ceil(count / most)) if count else most
+    return [slice(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
+
+
 def _in_parts(run: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, most: int) -> torch.Tensor:
     """Run over parts of at most so many tokens, and write what comes back into one tensor."""
     rows = tokens.flatten(0, -2)
-    size = ceil(len(rows) / ceil(len(rows) / most))
-    first = run(rows[:size])
+    head, *others = parts(0, len(rows), most)
+    first = run(rows[head])
     result = first.new_empty((len(rows), first.shape[-1]))
-    result[:size] = first
+    result[head] = first
     del first  # The next part's inner tensors would stand beside it.
-    for start in range(size, len(rows), size):
-        result[start : start + size] = run(rows[start : start + size])
+    for part in others:
+        result[part] = run(rows[part])
     return result.view(*tokens.shape[:-1], result.shape[-1])

@@ -18,6 +18,7 @@ from ...plans.errors import InputError
 from ...plans.pipeline import Workload
 from .ask import Ask, Latents, Maker
 from .diffusers import DECODERS, DENOISERS
+from .reference import REFERENCE
 
 ASSUMED_TOKENS = 512
 """Tokens of a text where the workload states none, and the model has room for them."""
@@ -36,7 +37,7 @@ def pass_of(module: nn.Module, workload: Workload, latents: Latents | None) -> P
     """One pass of the module, with inputs on the default device.
 
     Args:
-        module: built by transformers or diffusers, so that it has their `config`.
+        module: built by its library, so that it has a `config`.
         workload: what it states is taken as it is; what it does not is assumed, and said.
         latents: of the pipeline's autoencoder; null where there is none.
 
@@ -44,7 +45,7 @@ def pass_of(module: nn.Module, workload: Workload, latents: Latents | None) -> P
         InputError: nobody knows the inputs of this class.
     """
     name = type(module).__name__
-    maker = DENOISERS.get(name) or DECODERS.get(name) or _transformers_maker(module)
+    maker = DENOISERS.get(name) or DECODERS.get(name) or REFERENCE.get(name) or _transformers_maker(module)
     if maker is None:
         raise InputError(f"the inputs of {name} are not known")
     dtypes = [parameter.dtype for parameter in module.parameters() if parameter.dtype.is_floating_point]
