@@ -1,0 +1,289 @@
+"""Operations whose operands are on two devices, found on fake tensors: no weights, no data, no device.
+
+Torch is imported with this module.
+"""
+
+# Torch's own types are partial here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from ...models.build import build_module
+from ...models.layers import layer_prefix
+from ...models.operands import mismatch, mixes_devices, written_arguments
+from ...plans.document import Placement, Plan, Refused
+from ...plans.errors import InputError, PlacewiseError, RefusedError
+from ...plans.policy import Home
+from .fakes import CPU, dtype_of, faked, quiet, why
+from .inputs import pass_of
+from .trace import latents_of
+
+_CROSSINGS: Final = frozenset((torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default))
+"""What moves bytes between devices may have both."""
+
+_SWITCHING: Final = frozenset(
+    ["__getitem__", "__setitem__", "__invert__", "contiguous", "copy_", "nonzero", "uniform_", "split", "new_tensor"]
+)
+"""Methods that switch to their tensor's device before any operator."""
+
+_KINDS: Final = frozenset(("cuda", "xpu", "mps"))
+"""Types of devices that fake tensors can be on in every build of torch."""
+
+_NOBODYS: Final = 100
+"""The first index that no machine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedDevices:
+    """One operation that a real device refuses.
+
+    Attributes:
+        module: the component's name and the dotted name within it, `vae.decoder.conv_in`; `request` outside of all.
+        operation: the operator's name, as torch has it.
+        devices: the first two that its operands are on, by the plan's names.
+    """
+
+    module: str
+    operation: str
+    devices: tuple[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.operation} on {self.devices[0]} and {self.devices[1]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCheck:
+    """What a check found: every operation on two devices, and, with the reason, each part that could not be run."""
+
+    mixed: tuple[MixedDevices, ...]
+    unchecked: Mapping[str, str]
+
+
+class DryPipeline:
+    """Modules on fake tensors, with the face of a loaded pipeline: `pipeline["vae"]`, `pipeline.device("vae")`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], devices: Mapping[str, torch.device]) -> None:
+        self._modules, self._devices = modules, devices
+
+    def __getitem__(self, component: str) -> nn.Module:
+        return self._modules[component]
+
+    def device(self, component: str) -> torch.device:
+        """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""
+        return self._devices[component]
+
+
+def check_devices(
+    plan: Plan,
+    root: Path,
+    request: Callable[[DryPipeline], object] | None = None,
+    *,
+    modules: Mapping[str, nn.Module] | None = None,
+    at_rest: bool = False,
+) -> DeviceCheck:
+    """Run components as the plan places them, on fake tensors, and find every operation on two devices.
+
+    A weight is on its component's compute device whenever it computes, and so are buffers. What an operation on two
+    devices gives is on the compute device, so that one mistake is told once, and the run goes on. Nothing is loaded.
+
+    Args:
+        plan: one that fits; its devices need not be here.
+        root: the model's folder, which holds the configurations of library classes.
+        request: the code to run; a sample pass of each component where it is null.
+        modules: built by the caller, on meta; they get back what they had.
+        at_rest: let a weight's `device` answer where it rests, as under FSDP's CPU offload; else it answers where the
+            component computes, as the executor has it.
+
+    Raises:
+        RefusedError: the plan does not fit.
+        InputError: `modules` names a component that the plan does not have.
+    """
+    if isinstance(plan.verdict, Refused):
+        raise RefusedError("the plan is refused: nothing fits", hint="`placewise show` prints the causes")
+    placements = {placement.component: placement for placement in plan.placements}
+    for name in modules or {}:
+        if name not in placements:
+            raise InputError(f"the plan has no component '{name}'", hint=f"it has {', '.join(placements)}")
+    devices = _fakeable(placement.compute_device for placement in plan.placements)
+    computes = {name: devices[placement.compute_device] for name, placement in placements.items()}
+    watch = _Watch({device: name for name, device in devices.items()})
+    unchecked: dict[str, str] = {}
+    with quiet(), ExitStack() as stack:
+        built = _built(plan, root, modules or {}, unchecked)
+        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(torch.no_grad())
+        for name, module in built.items():
+            away = _away(placements[name], module) if at_rest else frozenset[str]()
+            stack.enter_context(faked(module, fake, partial(_place, computes[name], away)))
+            stack.enter_context(watch.within(name, module, computes[name]))
+        stack.enter_context(_NoGuards(watch))
+        stack.enter_context(watch)
+        if request is not None:
+            with _reasons("request", unchecked):
+                request(DryPipeline(built, computes))
+        else:
+            latents = latents_of((each, root / each.checkpoint.root) for each in plan.pipeline.components)
+            for name, module in built.items():
+                with _reasons(name, unchecked):
+                    with computes[name]:
+                        sample = pass_of(module, plan.workload, latents)
+                    sample.call(**sample.arguments)
+    return DeviceCheck(mixed=tuple(watch.found), unchecked=unchecked)
+
+
+def _built(plan: Plan, root: Path, modules: Mapping[str, nn.Module], unchecked: dict[str, str]) -> dict[str, nn.Module]:
+    built: dict[str, nn.Module] = {}
+    for component in plan.pipeline.components:
+        if component.name in modules:
+            built[component.name] = modules[component.name]
+        elif any(placement.component == component.name for placement in plan.placements):
+            with _reasons(component.name, unchecked):
+                folder = root / component.checkpoint.root
+                built[component.name] = build_module(component, folder, dtype_of(component))
+    return built
+
+
+def _fakeable(names: Iterable[str]) -> dict[str, torch.device]:
+    """For each of a plan's devices one that torch can pretend to have: itself, or a CUDA device that nobody has."""
+    devices: dict[str, torch.device] = {}
+    for at, name in enumerate(sorted(set(names))):
+        kind, _, index = name.partition(":")
+        devices[name] = torch.device(kind, int(index or 0)) if kind in _KINDS else torch.device("cuda", _NOBODYS + at)
+    return {**devices, "cpu": CPU}
+
+
+def _away(placement: Placement, module: nn.Module) -> frozenset[str]:
+    """Parameters whose home is not on the compute device. The checkpoint may spell them with a prefix of the class."""
+    homes = {
+        "" if segment.stack is None else layer_prefix(segment.stack, number): segment.home
+        for segment in placement.segments
+        for number in ([0] if segment.stack is None else [at for run in segment.layers for at in range(*run)])
+    }
+    base = f"{getattr(module, 'base_model_prefix', '')}.".removeprefix(".")
+    away: set[str] = set()
+    for name, _ in module.named_parameters():
+        spelled = {name, f"{base}{name}", name.removeprefix(base)}
+        within = [each[: dot.start()] for each in spelled for dot in re.finditer(r"\.", each)]
+        home = next((homes[prefix] for prefix in within if prefix in homes), homes.get(""))
+        if home is not Home.device:
+            away.add(name)
+    return frozenset(away)
+
+
+def _place(compute: torch.device, away: frozenset[str], name: str) -> torch.device:
+    return CPU if name in away else compute
+
+
+@contextmanager
+def _reasons(part: str, unchecked: dict[str, str]) -> Generator[None]:
+    """Keep in mind what kept a part from being run."""
+    try:
+        yield
+    except PlacewiseError as error:
+        unchecked[part] = error.message
+    except Exception as error:  # Other people's code runs here, and may raise anything.
+        unchecked[part] = why(error)
+
+
+class _NoGuards(TorchFunctionMode):
+    """Keeps torch from asking for the state of devices that are not here, which some of its bindings do.
+
+    Some methods switch to their tensor's device: until their first operator they are told that this is the CPU. Devices
+    without an index are given the first one, instead of the current one.
+
+    Args:
+        watch: sees that first operator.
+    """
+
+    def __init__(self, watch: "_Watch") -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            func, args = torch.Tensor.to, (args[0], "cuda", *args[2:])
+        if func is torch.Tensor.to:
+            args = tuple(_indexed(each) for each in args)
+        if "device" in kwargs:
+            kwargs["device"] = _indexed(kwargs["device"])
+        self._watch.hidden = args[0] if getattr(func, "__name__", None) in _SWITCHING else None
+        return func(*args, **kwargs)
+
+
+def _indexed(value: object) -> object:
+    return torch.device(str(value), 0) if isinstance(value, str | torch.device) and str(value) in _KINDS else value
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """While active, notes each operation on two devices, and goes on as if there were one.
+
+    Args:
+        names: the plan's, by device.
+    """
+
+    def __init__(self, names: Mapping[torch.device, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[MixedDevices, None] = {}
+        self._names = names
+        self._there: dict[int, torch.Tensor] = {}  # By id of a weight that rests elsewhere, what computes.
+        self.hidden: object = None  # A tensor that is told to be on the CPU until its first operator.
+        self._within: list[tuple[str, torch.device]] = [("request", CPU)]
+
+    @contextmanager
+    def within(self, component: str, module: nn.Module, compute: torch.device) -> Generator[None]:
+        """Within it a component's modules are told apart, and its weights compute on a device wherever they rest."""
+        self._there |= {id(each): _like(each, compute) for each in module.parameters() if each.device != compute}
+
+        def enter(path: str, *_: object) -> None:
+            self._within.append((path, compute))
+
+        def leave(*_: object) -> None:
+            self._within.pop()
+
+        with ExitStack() as hooks:
+            for name, part in module.named_modules():
+                path = f"{component}.{name}" if name else component
+                hooks.callback(part.register_forward_pre_hook(partial(enter, path)).remove)
+                hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default and args[0] is self.hidden:
+            return CPU
+        self.hidden = None
+        args, kwargs = tree_map_only(torch.Tensor, lambda each: self._there.get(id(each), each), (args, kwargs or {}))
+        if func not in _CROSSINGS and mixes_devices(func, args, kwargs):
+            path, compute = self._within[-1]
+            if (devices := mismatch(func, args, kwargs)) is not None:
+                first, second = (self._names.get(device, str(device)) for device in devices)
+                self.found[MixedDevices(module=path, operation=str(func), devices=(first, second))] = None
+                if len(self._within) == 1:
+                    compute = next(device for device in devices if device != CPU)
+            written = [each.device for each in written_arguments(func, args, kwargs) if isinstance(each, torch.Tensor)]
+            target = written[0] if written else compute
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda each: each if each.device == target else _like(each, target), (args, kwargs)
+            )
+        return func(*args, **kwargs)
+
+
+def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
