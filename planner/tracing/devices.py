@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...models.build import build_module
 from ...models.layers import layer_prefix
@@ -39,11 +39,8 @@ _SWITCHING: Final = frozenset(
 )
 """Methods that switch to their tensor's device before any operator."""
 
-_KINDS: Final = frozenset(("cuda", "xpu", "mps"))
-"""Types of devices that fake tensors can be on in every build of torch."""
-
 _NOBODYS: Final = 100
-"""The first index that no machine has."""
+"""The first index of a CUDA device that no machine has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,19 +114,19 @@ def check_devices(
     for name in modules or {}:
         if name not in placements:
             raise InputError(f"the plan has no component '{name}'", hint=f"it has {', '.join(placements)}")
-    devices = _fakeable(placement.compute_device for placement in plan.placements)
+    devices = _stand_ins(placement.compute_device for placement in plan.placements)
     computes = {name: devices[placement.compute_device] for name, placement in placements.items()}
     watch = _Watch({device: name for name, device in devices.items()})
     unchecked: dict[str, str] = {}
     with quiet(), ExitStack() as stack:
         built = _built(plan, root, modules or {}, unchecked)
-        fake = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = stack.enter_context(_FakeMode(allow_non_fake_inputs=True))
         stack.enter_context(torch.no_grad())
         for name, module in built.items():
             away = _away(placements[name], module) if at_rest else frozenset[str]()
             stack.enter_context(faked(module, fake, partial(_place, computes[name], away)))
             stack.enter_context(watch.within(name, module, computes[name]))
-        stack.enter_context(_NoGuards(watch))
+        stack.enter_context(_NoGuards(watch, devices))
         stack.enter_context(watch)
         if request is not None:
             with _reasons("request", unchecked):
@@ -145,24 +142,25 @@ def check_devices(
 
 
 def _built(plan: Plan, root: Path, modules: Mapping[str, nn.Module], unchecked: dict[str, str]) -> dict[str, nn.Module]:
+    components = {component.name: component for component in plan.pipeline.components}
     built: dict[str, nn.Module] = {}
-    for component in plan.pipeline.components:
-        if component.name in modules:
-            built[component.name] = modules[component.name]
-        elif any(placement.component == component.name for placement in plan.placements):
-            with _reasons(component.name, unchecked):
-                folder = root / component.checkpoint.root
-                built[component.name] = build_module(component, folder, dtype_of(component))
+    for name in (placement.component for placement in plan.placements):
+        with _reasons(name, unchecked):
+            if name not in modules:
+                folder = root / components[name].checkpoint.root
+                built[name] = build_module(components[name], folder, dtype_of(components[name]))
+            else:
+                built[name] = modules[name]
     return built
 
 
-def _fakeable(names: Iterable[str]) -> dict[str, torch.device]:
-    """For each of a plan's devices one that torch can pretend to have: itself, or a CUDA device that nobody has."""
-    devices: dict[str, torch.device] = {}
-    for at, name in enumerate(sorted(set(names))):
+def _stand_ins(names: Iterable[str]) -> dict[str, torch.device]:
+    """For each of a plan's devices one that fake tensors can be on in every build of torch: those of CUDA."""
+    found = {"cpu": CPU}
+    for at, name in enumerate(sorted(set(names) - found.keys())):
         kind, _, index = name.partition(":")
-        devices[name] = torch.device(kind, int(index or 0)) if kind in _KINDS else torch.device("cuda", _NOBODYS + at)
-    return {**devices, "cpu": CPU}
+        found[name] = torch.device("cuda", int(index or 0) if kind == "cuda" else _NOBODYS + at)
+    return found
 
 
 def _away(placement: Placement, module: nn.Module) -> frozenset[str]:
@@ -198,19 +196,31 @@ def _reasons(part: str, unchecked: dict[str, str]) -> Generator[None]:
         unchecked[part] = why(error)
 
 
+class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Touches no device, also where there are some: torch would look for simulated ones among them."""
+
+    @property
+    def avoid_device_init(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Make tensors of Python's numbers on the CPU, and then move them."""
+        return True
+
+
 class _NoGuards(TorchFunctionMode):
     """Keeps torch from asking for the state of devices that are not here, which some of its bindings do.
 
     Some methods switch to their tensor's device: until their first operator they are told that this is the CPU. Devices
-    without an index are given the first one, instead of the current one.
+    that code names are exchanged for those that stand for them; without an index the first is meant.
 
     Args:
         watch: sees that first operator.
+        stand_ins: by the plan's names.
     """
 
-    def __init__(self, watch: "_Watch") -> None:
+    def __init__(self, watch: "_Watch", stand_ins: Mapping[str, torch.device]) -> None:
         super().__init__()
         self._watch = watch
+        firsts = {name.partition(":")[0]: device for name, device in sorted(stand_ins.items(), reverse=True)}
+        self._stand_ins = {"cuda": torch.device("cuda", 0), **firsts, **stand_ins}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -219,15 +229,28 @@ class _NoGuards(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             func, args = torch.Tensor.to, (args[0], "cuda", *args[2:])
         if func is torch.Tensor.to:
-            args = tuple(_indexed(each) for each in args)
+            args = (args[0], *map(self._stand_in, args[1:]))
         if "device" in kwargs:
-            kwargs["device"] = _indexed(kwargs["device"])
-        self._watch.hidden = args[0] if getattr(func, "__name__", None) in _SWITCHING else None
-        return func(*args, **kwargs)
+            kwargs["device"] = self._stand_in(kwargs["device"])
+        name = getattr(func, "__name__", "")
+        if name != "__get__":
+            args, kwargs = self._watch.lend(args, kwargs)
+        self._watch.hidden = args[0] if name in _SWITCHING else None
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            # Some functions look at their operands' devices before any operator does.
+            devices = [each.device for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+            other = next((device for device in devices if device != devices[0]), None)
+            if other is None:
+                raise
+            args, kwargs = self._watch.together(args, kwargs)
+            result = func(*args, **kwargs)
+            self._watch.note(name, (devices[0], other))
+            return result
 
-
-def _indexed(value: object) -> object:
-    return torch.device(str(value), 0) if isinstance(value, str | torch.device) and str(value) in _KINDS else value
+    def _stand_in(self, value: object) -> object:
+        return self._stand_ins.get(str(value), value) if isinstance(value, str | torch.device) else value
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -243,7 +266,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         self._names = names
         self._there: dict[int, torch.Tensor] = {}  # By id of a weight that rests elsewhere, what computes.
         self.hidden: object = None  # A tensor that is told to be on the CPU until its first operator.
-        self._within: list[tuple[str, torch.device]] = [("request", CPU)]
+        self._within: list[tuple[str, torch.device | None]] = [("request", None)]
 
     @contextmanager
     def within(self, component: str, module: nn.Module, compute: torch.device) -> Generator[None]:
@@ -263,25 +286,37 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
                 hooks.callback(part.register_forward_hook(leave, always_call=True).remove)
             yield
 
+    def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments, with what computes in place of weights that rest elsewhere."""
+        if not self._there:
+            return args, kwargs
+        return tree_map_only(torch.Tensor, lambda each: self._there.get(id(each), each), (args, kwargs))
+
+    def note(self, operation: str, devices: tuple[torch.device, torch.device]) -> None:
+        """Keep an operation on two devices in mind."""
+        first, second = (self._names.get(device, str(device)) for device in devices)
+        self.found[MixedDevices(module=self._within[-1][0], operation=operation, devices=(first, second))] = None
+
+    def together(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], on: torch.device | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same arguments on one device, by default the one that is computed on, or the first beside the CPU."""
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        on = on or self._within[-1][1] or next(each.device for each in tensors if each.device != CPU)
+        return tree_map_only(torch.Tensor, lambda each: each if each.device == on else _like(each, on), (args, kwargs))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kwargs = dict(kwargs or {})
         if func is torch.ops.prim.device.default and args[0] is self.hidden:
             return CPU
         self.hidden = None
-        args, kwargs = tree_map_only(torch.Tensor, lambda each: self._there.get(id(each), each), (args, kwargs or {}))
         if func not in _CROSSINGS and mixes_devices(func, args, kwargs):
-            path, compute = self._within[-1]
             if (devices := mismatch(func, args, kwargs)) is not None:
-                first, second = (self._names.get(device, str(device)) for device in devices)
-                self.found[MixedDevices(module=path, operation=str(func), devices=(first, second))] = None
-                if len(self._within) == 1:
-                    compute = next(device for device in devices if device != CPU)
+                self.note(str(func), devices)
             written = [each.device for each in written_arguments(func, args, kwargs) if isinstance(each, torch.Tensor)]
-            target = written[0] if written else compute
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda each: each if each.device == target else _like(each, target), (args, kwargs)
-            )
+            args, kwargs = self.together(args, kwargs, written[0] if written else None)
         return func(*args, **kwargs)
 
 

@@ -42,7 +42,8 @@ def faked(
     before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for path, owner in module.named_modules():
-            for table in (owner._parameters, owner._buffers):
+            tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+            for table in tables:
                 for leaf, tensor in table.items():
                     if tensor is not None:
                         if id(tensor) not in made:
