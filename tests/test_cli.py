@@ -118,7 +118,11 @@ def test_check_devices_names_every_operation_on_two_devices(
     assert (right.code, right.out, right.err) == (0, "", f"{plan}: no operation is on two devices\n")
 
     forward: Any = LlamaMLP.forward  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, x) * torch.ones(32))
+
+    def on_the_cpu_too(self: Any, x: Any) -> Any:
+        return forward(self, x) * torch.ones(32)
+
+    monkeypatch.setattr(LlamaMLP, "forward", on_the_cpu_too)
     wrong = run("check", plan, "--model", tmp_path / "llama", "--devices")
     assert wrong.code == 1
     assert wrong.out.splitlines() == [f"model.layers.{at}.mlp: aten.mul.Tensor on mps:0 and cpu" for at in range(2)]

@@ -49,7 +49,8 @@ class Encoder(nn.Module):
         rotary = torch.bmm(x, frequencies)
         for layer in self.layers:
             x = layer(x) * mask
-        return x + rotary
+        result: torch.Tensor = x + rotary
+        return result
 
 
 class Vision(nn.Module):

@@ -290,7 +290,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """The same arguments, with what computes in place of weights that rest elsewhere."""
         if not self._there:
             return args, kwargs
-        return tree_map_only(torch.Tensor, lambda each: self._there.get(id(each), each), (args, kwargs))
+        lent: tuple[tuple[Any, ...], dict[str, Any]]
+        lent = tree_map_only(torch.Tensor, lambda each: self._there.get(id(each), each), (args, kwargs))
+        return lent
 
     def note(self, operation: str, devices: tuple[torch.device, torch.device]) -> None:
         """Keep an operation on two devices in mind."""
@@ -303,7 +305,10 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         """The same arguments on one device, by default the one that is computed on, or the first beside the CPU."""
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         on = on or self._within[-1][1] or next(each.device for each in tensors if each.device != CPU)
-        return tree_map_only(torch.Tensor, lambda each: each if each.device == on else _like(each, on), (args, kwargs))
+        moved: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+            torch.Tensor, lambda each: each if each.device == on else _like(each, on), (args, kwargs)
+        )
+        return moved
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

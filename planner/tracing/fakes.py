@@ -42,7 +42,7 @@ def faked(
     before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     try:
         for path, owner in module.named_modules():
-            tables: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+            tables: list[dict[str, Any]] = [owner._parameters, owner._buffers]
             for table in tables:
                 for leaf, tensor in table.items():
                     if tensor is not None:
