@@ -98,7 +98,7 @@ def load_component(
             or a unit did not get the home that the plan says.
         DeviceMemoryError: a device has not enough memory left.
     """
-    _check_honoured(placement)
+    _check_honoured(placement, device)
     _check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
@@ -134,8 +134,16 @@ def load_component(
     )
 
 
-def _check_honoured(placement: Placement) -> None:
+def _check_honoured(placement: Placement, device: Machine) -> None:
     """Refuse what would have no effect: a plan is carried out whole or not at all."""
+    staging = placement.staging
+    alone = device.capabilities.unified and placement.compute_device != "cpu"
+    if staging is not None and alone and (staging.slots, staging.prefetch_layers) != (1, 0):
+        raise ExecutionError(
+            f"component '{placement.component}': {staging.slots} slots with {staging.prefetch_layers} filled ahead,"
+            f" and {placement.compute_device} shares the host's memory: nothing is copied there beside the compute",
+            hint="plan it for a device with unified memory: with one slot, and nothing ahead",
+        )
     for segment in placement.segments:
         always = segment.hold is Hold.always
         if always and segment.home is not Home.device and placement.compute_device != "cpu":
