@@ -74,7 +74,12 @@ def test_capabilities() -> None:
 def test_the_peak_on_mps_is_the_most_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its allocator keeps none, so it is looked at wherever weights come, and where streams are marked."""
     allocated = iter((100, 700, 300, 200))
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda **_: torch.device("mps"))
+
+    def mps(*, check_available: bool) -> torch.device:
+        assert check_available
+        return torch.device("mps")
+
+    monkeypatch.setattr("torch.accelerator.current_accelerator", mps)
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
     monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: next(allocated))
