@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakSet
 
@@ -246,7 +247,7 @@ def _install_hooks(
     choose their kernels by whether a weight is a placeholder.
     """
 
-    @_untraced
+    @partial(_untraced, refusal=_compile_refusal(resident) if streamed else None)
     def enter(_: nn.Module, __: object) -> None:
         resident.enter()
 
@@ -281,8 +282,16 @@ def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
     entry.register_forward_hook(release, always_call=True)
 
 
-def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Leave a hook, and all that it calls, to the interpreter where the module is compiled.
+def _compile_refusal(resident: Resident) -> str | None:
+    """What is said to torch.compile of streamed layers on accelerators whose memory is the host's."""
+    device = resident.machine.device
+    if device.type == "cpu" or not resident.machine.capabilities.unified:
+        return None
+    return f"component '{resident.name}': torch.compile does not go with layers that are streamed to {device}"
+
+
+def _untraced(hook: Callable[..., None], refusal: str | None = None) -> Callable[..., None]:
+    """Leave a hook, and all that it calls, to the interpreter where the module is compiled; or refuse that.
 
     As torch.compiler.disable does, which would import the compiler.
     """
@@ -290,6 +299,8 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object) -> None:
         before = eval_frame.set_eval_frame(None)
         try:
+            if before and refusal is not None:
+                raise ExecutionError(refusal, hint="call it uncompiled, or plan its layers with home device")
             hook(*args)
         finally:
             eval_frame.set_eval_frame(before)

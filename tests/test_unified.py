@@ -214,6 +214,16 @@ def test_passes_wait_for_nothing_and_the_end_of_a_phase_once(streamed: tuple[Loa
         machine.calls.clear()
 
 
+def test_compiling_streamed_layers_is_refused(streamed: tuple[LoadedPipeline, Counting]) -> None:
+    loaded, _ = streamed
+    torch.compiler.reset()
+    with pytest.raises(
+        ExecutionError, match=f"component 'model': its layers are streamed to {UNIFIED}, and torch.compile"
+    ):
+        torch.compile(loaded["model"], backend="eager")(IDS.to(UNIFIED))
+    assert torch.equal(run(loaded), build(Tower)(IDS))
+
+
 def test_never_two_layers_are_there_at_once(streamed: tuple[LoadedPipeline, Counting]) -> None:
     loaded, _ = streamed
     layers = [*loaded["model"].get_submodule("blocks").children()]
