@@ -1,7 +1,7 @@
 """The command line. Data goes to stdout and everything else to stderr.
 
-Exit codes: 0 fits, or done; 1 the execution failed, or would mix devices; 2 bad usage or input; 3 refused, nothing fits; 4 drifted, the
-plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
+Exit codes: 0 fits, or done; 1 the execution failed, or would mix devices; 2 bad usage or input; 3 refused, nothing
+fits; 4 drifted, the plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
 """
 
 from pathlib import Path
