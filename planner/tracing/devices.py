@@ -39,6 +39,8 @@ _SWITCHING: Final = frozenset(
 )
 """Methods that switch to their tensor's device before any operator."""
 
+_FIRST_CUDA: Final = torch.device("cuda", 0)
+
 _NOBODYS: Final = 100
 """The first index of a CUDA device that no machine has."""
 
@@ -219,8 +221,7 @@ class _NoGuards(TorchFunctionMode):
     def __init__(self, watch: "_Watch", stand_ins: Mapping[str, torch.device]) -> None:
         super().__init__()
         self._watch = watch
-        firsts = {name.partition(":")[0]: device for name, device in sorted(stand_ins.items(), reverse=True)}
-        self._stand_ins = {"cuda": torch.device("cuda", 0), **firsts, **stand_ins}
+        self._stand_ins = {_indexed(name): device for name, device in {"cuda": _FIRST_CUDA, **stand_ins}.items()}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -235,7 +236,7 @@ class _NoGuards(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name != "__get__":
             args, kwargs = self._watch.lend(args, kwargs)
-        self._watch.hidden = args[0] if name in _SWITCHING else None
+        self._watch.hidden = next(iter(args), None) if name in _SWITCHING else None
         try:
             return func(*args, **kwargs)
         except RuntimeError:
@@ -250,7 +251,11 @@ class _NoGuards(TorchFunctionMode):
             return result
 
     def _stand_in(self, value: object) -> object:
-        return self._stand_ins.get(str(value), value) if isinstance(value, str | torch.device) else value
+        return self._stand_ins.get(_indexed(str(value)), value) if isinstance(value, str | torch.device) else value
+
+
+def _indexed(name: str) -> str:
+    return name if ":" in name else f"{name}:0"
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
