@@ -6,11 +6,24 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .api import apply, check, inspect, load, measure, plan, plan_from_json, plan_to_json, plan_together, read_plan
+    from .api import (
+        apply,
+        check,
+        check_devices,
+        inspect,
+        load,
+        measure,
+        plan,
+        plan_from_json,
+        plan_to_json,
+        plan_together,
+        read_plan,
+    )
 
 __all__ = [
     "apply",
     "check",
+    "check_devices",
     "inspect",
     "load",
     "measure",

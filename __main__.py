@@ -1,7 +1,7 @@
 """The command line. Data goes to stdout and everything else to stderr.
 
-Exit codes: 0 fits, or done; 1 the execution failed; 2 bad usage or input; 3 refused, nothing fits; 4 drifted, the
-plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
+Exit codes: 0 fits, or done; 1 the execution failed, or would mix devices; 2 bad usage or input; 3 refused, nothing
+fits; 4 drifted, the plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from .arguments import PATH, planning_options
-from .plans.errors import DriftError, InputError, PlacewiseError, RefusedError
+from .plans.errors import DeviceMismatchError, DriftError, InputError, PlacewiseError, RefusedError
 from .terminal import count_bar, part_bar, say, stdout
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def cli() -> None:
     \b
     Exit codes:
       0  fits, or done
-      1  the execution failed
+      1  the execution failed, or would mix devices
       2  bad usage or input
       3  refused: nothing fits
       4  drifted: the plan's facts no longer hold
@@ -185,13 +185,24 @@ def diff(before: Path, after: Path) -> None:
 @cli.command()
 @click.argument("plan_file", metavar="PLAN", type=PATH)
 @click.option("--model", type=PATH, default=Path(), help="The path that was planned.  [default: this folder]")
-@click.option("--json", "as_json", is_flag=True, help="Print the changed facts as JSON.")
-def check(plan_file: Path, model: Path, as_json: bool) -> None:
-    """Tell whether a plan's facts still hold: the checkpoint, the host, the accelerators. Names each that changed."""
+@click.option("--devices", is_flag=True, help="Find operations on two devices instead, on tensors without data.")
+@click.option("--at-rest", is_flag=True, help="With --devices: weights answer where they rest, as in other runtimes.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(plan_file: Path, model: Path, devices: bool, at_rest: bool, as_json: bool) -> None:
+    """Tell whether a plan's facts still hold: the checkpoint, the host, the accelerators. Names each that changed.
+
+    With --devices each component makes a sample pass, on devices that need not be here and before anything is loaded,
+    and each operation that mixes two devices is named.
+    """
     from . import api
     from .plans.codec import read_plan
 
     made = read_plan(plan_file)
+    if at_rest and not devices:
+        raise InputError("--at-rest goes with --devices")
+    if devices:
+        _check_devices(made, plan_file, model, at_rest=at_rest, as_json=as_json)
+        return
     changes = api.check(made, model)
     if as_json:
         import json
@@ -280,6 +291,33 @@ def _plan_hosts(asked: "Request", output: Path | None, *, as_json: bool) -> None
         print_hosts(plans, stdout())
     if any(made.verdict.kind == "refused" for made in plans.values()):
         raise SystemExit(EXIT_REFUSED)
+
+
+def _check_devices(made: "Plan", plan_file: Path, model: Path, *, at_rest: bool, as_json: bool) -> None:
+    from . import api
+
+    found = api.check_devices(made, model, at_rest=at_rest)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        for each in found.mixed:
+            click.echo(str(each))
+    for part, why in found.unchecked.items():
+        say(f"{part} could not be checked: {why}")
+    if found.mixed:
+        raise DeviceMismatchError(
+            f"{plan_file}: {len(found.mixed)} operations are on two devices",
+            hint="make what they take where the component computes, not where its weights rest",
+        )
+    if found.unchecked:
+        raise InputError(
+            f"{plan_file}: {len(found.unchecked)} parts could not be checked",
+            hint="placewise.check_devices(plan, model, request, modules={name: module}) runs code of your own",
+        )
+    say(f"{plan_file}: no operation is on two devices")
 
 
 def _show(made: "Plan", *, as_json: bool) -> None:

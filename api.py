@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from torch import distributed, nn
 
     from .executor.load import LoadedPipeline
+    from .planner.tracing.devices import DeviceCheck, DryPipeline
 
 __all__ = [
     "apply",
     "check",
+    "check_devices",
     "inspect",
     "load",
     "measure",
@@ -155,6 +157,34 @@ def check(plan: Plan, model: Path | str, *, machine: Machine | None = None) -> t
         CheckpointError: there is no checkpoint any more.
     """
     return drift(plan, read_pipeline(Path(model), workload=plan.workload), machine or measure(model))
+
+
+def check_devices(
+    plan: Plan,
+    model: Path | str,
+    request: "Callable[[DryPipeline], object] | None" = None,
+    *,
+    modules: "Mapping[str, nn.Module] | None" = None,
+    at_rest: bool = False,
+) -> "DeviceCheck":
+    """Find every operation on two devices before anything is loaded, by a run on tensors without data.
+
+    Args:
+        plan: one that fits; its devices need not be here.
+        model: the path that was planned.
+        request: code that runs on a loaded pipeline as well; null runs a sample pass of each component.
+        modules: your own modules on meta, for components without a library class; they stay as they are.
+        at_rest: let a weight's `device` answer where it rests, as other runtimes do; `load` has it answer where its
+            component computes.
+
+    Raises:
+        RefusedError: the plan does not fit.
+        InputError: `modules` names a component that the plan does not have.
+    """
+    from .planner.tracing.devices import check_devices as find
+
+    path = Path(model)
+    return find(plan, path if path.is_dir() else path.parent, request, modules=modules, at_rest=at_rest)
 
 
 def load(

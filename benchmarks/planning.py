@@ -80,7 +80,8 @@ def video(folder: Path) -> None:
             accelerators=(given_accelerator("cuda:0", device * GIB),),
             calibration=given_calibration(disk_bytes_per_s=3e9, link_bytes_per_s=link * 1e9, device="cuda:0"),
         )
-        whole, alone = [], []
+        whole: list[float] = []
+        alone: list[float] = []
         for _ in range(REPEATS + 2):
             whole.append(ours(path, device * GIB, *wishes, host=f"{host}GiB"))
             started = time.perf_counter()

@@ -7,6 +7,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from weakref import WeakSet
 
@@ -130,7 +131,7 @@ def load_component(
         DeviceMemoryError: a device has not enough memory left.
     """
     started = time.perf_counter()
-    _check_honoured(placement)
+    _check_honoured(placement, device)
     check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases)
     parameters = {weight.stored: weight for weight in found.weights if not weight.is_buffer}
@@ -170,8 +171,16 @@ def load_component(
     )
 
 
-def _check_honoured(placement: Placement) -> None:
+def _check_honoured(placement: Placement, device: Machine) -> None:
     """Refuse what would have no effect: a plan is carried out whole or not at all."""
+    staging = placement.staging
+    alone = device.capabilities.unified and placement.compute_device != "cpu"
+    if staging is not None and alone and (staging.slots, staging.prefetch_layers) != (1, 0):
+        raise ExecutionError(
+            f"component '{placement.component}': {staging.slots} slots with {staging.prefetch_layers} filled ahead,"
+            f" and {placement.compute_device} shares the host's memory: nothing is copied there beside the compute",
+            hint="plan it for a device with unified memory: with one slot, and nothing ahead",
+        )
     for segment in placement.segments:
         always = segment.hold is Hold.always and placement.sharding is None  # what is sharded is gathered
         if always and segment.home is not Home.device and placement.compute_device != "cpu":
@@ -274,7 +283,7 @@ def _install_hooks(
     choose their kernels by whether a weight is a placeholder.
     """
 
-    @_untraced
+    @partial(_untraced, refusal=_compile_refusal(resident) if streamed else None)
     def enter(_: nn.Module, __: object) -> None:
         resident.enter()
 
@@ -309,8 +318,16 @@ def _hook_layer(entry: nn.Module, resident: Resident, unit: Unit) -> None:
     entry.register_forward_hook(release, always_call=True)
 
 
-def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Leave a hook, and all that it calls, to the interpreter where the module is compiled.
+def _compile_refusal(resident: Resident) -> str | None:
+    """What is said to torch.compile of streamed layers on accelerators whose memory is the host's."""
+    device = resident.machine.device
+    if device.type == "cpu" or not resident.machine.capabilities.unified:
+        return None
+    return f"component '{resident.name}': torch.compile does not go with layers that are streamed to {device}"
+
+
+def _untraced(hook: Callable[..., None], refusal: str | None = None) -> Callable[..., None]:
+    """Leave a hook, and all that it calls, to the interpreter where the module is compiled; or refuse that.
 
     As torch.compiler.disable does, which would import the compiler.
     """
@@ -318,6 +335,8 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     def run(*args: object) -> None:
         before = eval_frame.set_eval_frame(None)
         try:
+            if before and refusal is not None:
+                raise ExecutionError(refusal, hint="call it uncompiled, or plan its layers with home device")
             hook(*args)
         finally:
             eval_frame.set_eval_frame(before)

@@ -1,7 +1,7 @@
 """From a plan to running modules."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
 from ..plans.document import Placement, Plan, Refused
-from ..plans.errors import DriftError, ExecutionError, InputError, RefusedError
+from ..plans.errors import DriftError, InputError, RefusedError
 from ..plans.pipeline import Component
 from ..plans.policy import Hold
 from .component import LoadedComponent, load_component
@@ -160,10 +160,7 @@ def _load(
     module = modules.get(component.name)
     if module is None:
         module = build_module(component, root / component.checkpoint.root, _stored_dtype(facts))
-    load = load_component
-    if placement.sharding is not None:
-        from .distributed.sharded import load_sharded as load  # FSDP2 takes seconds to import
-    return load(
+    return _loader(placement)(
         placement,
         facts,
         module,
@@ -174,6 +171,14 @@ def _load(
         passes=component.passes,
         allowance=allowance,
     )
+
+
+def _loader(placement: Placement) -> Callable[..., LoadedComponent]:
+    if placement.sharding is None:
+        return load_component
+    from .distributed.sharded import load_sharded  # FSDP2 takes seconds to import
+
+    return load_sharded
 
 
 def _read_planned(component: Component, root: Path) -> CheckpointFacts:

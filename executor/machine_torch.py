@@ -66,6 +66,7 @@ class TorchMachine:
         if self._copies is not None:
             # Whoever frees it may do so while it is still copied into: the allocator then waits for that stream.
             buffer.record_stream(self._copies)
+        self._look()
         return buffer
 
     def pinned(self, nbytes: int) -> torch.Tensor:
@@ -116,6 +117,7 @@ class TorchMachine:
 
     def mark(self) -> Mark:
         """Record an event; None on MPS, whose one queue keeps the order."""
+        self._look()
         return None if self._copies is None else torch.accelerator.current_stream(self._device).record_event()
 
     def wait(self, mark: Mark) -> None:
@@ -137,16 +139,21 @@ class TorchMachine:
         torch.accelerator.empty_cache()
 
     def memory(self) -> MemoryFigures:
-        """Tell the allocator's figures of this process; MPS keeps no peak, so there it is the most seen here."""
+        """Tell the allocator's figures of this process. MPS keeps no peak: there it is the most that was seen."""
         if self._device.type == "mps":
-            allocated = torch.mps.current_allocated_memory()
-            self._peak = max(self._peak, allocated)
+            allocated = self._look()
             capacity = torch.mps.recommended_max_memory()
         else:
             allocated = torch.accelerator.memory_allocated(self._device)
             self._peak = torch.accelerator.max_memory_allocated(self._device)
             capacity = torch.accelerator.get_memory_info(self._device)[1]
         return MemoryFigures(allocated_bytes=allocated, peak_bytes=self._peak, capacity_bytes=capacity)
+
+    def _look(self) -> int:
+        """On MPS, what is allocated now: looked at wherever weights come and go, as the allocator keeps no peak."""
+        allocated = torch.mps.current_allocated_memory() if self._device.type == "mps" else 0
+        self._peak = max(self._peak, allocated)
+        return allocated
 
     def reset_peak(self) -> None:
         """Let the peak start again from what is held now."""

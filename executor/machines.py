@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from ..plans.document import Plan
 from ..plans.errors import ExecutionError
-from ..plans.machine import Measured
+from ..plans.machine import Measured, MemoryKind
 from .machine import Capabilities, Machine
 from .machine_cpu import CpuMachine
 from .machine_torch import TorchMachine
@@ -32,10 +32,11 @@ def _open(device: str, plan: Plan) -> Machine:
         return CpuMachine()
     if device.startswith(f"{DEVICE_TYPE}:"):
         facts = next((each for each in plan.machine.accelerators if each.device == device), None)
-        pinned = facts is not None and facts.pinned_memory
+        unified = facts is not None and facts.memory is MemoryKind.unified
+        pinned = facts is not None and facts.pinned_memory and not unified
         return SimulatedMachine(
             _simulated(_index(device), _capacity(device, plan)),
-            capabilities=Capabilities(pinned_memory=pinned, streams=True, unified=False),
+            capabilities=Capabilities(pinned_memory=pinned, streams=not unified, unified=unified),
         )
     return TorchMachine(device)
 

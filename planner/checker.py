@@ -7,6 +7,7 @@ from collections import Counter
 
 from ..plans.document import Fits, Phase, Placement, Plan, Segment
 from ..plans.errors import PlacewiseError
+from ..plans.machine import Machine
 from ..plans.pipeline import Component
 
 
@@ -45,6 +46,7 @@ def check_plan(plan: Plan) -> None:
         _check_holds(placement)
         _check_slots(placement, components[placement.component])
         _check_sharding(placement, components[placement.component], plan.workload.ranks)
+        _check_unified(placement, plan.machine)
     _check_budgets(plan)
 
 
@@ -124,6 +126,13 @@ def _check_sharding(placement: Placement, component: Component, ranks: int) -> N
     least = component.fixed_packed_bytes + max([component.fixed_packed_bytes, *(3 * layer for layer in layers)])
     if placement.sharding.gathered_bytes < least:
         raise UnsoundPlanError(f"{placement.component}: a pass gathers {least} bytes")
+
+
+def _check_unified(placement: Placement, machine: Machine) -> None:
+    """Where device and host are one memory, layers pass one at a time: copies never run beside the compute."""
+    shares = any(each.device == placement.compute_device and each.memory == "unified" for each in machine.accelerators)
+    if shares and placement.staging is not None and placement.staging.slots > 1:
+        raise UnsoundPlanError(f"{placement.component}: {placement.staging.slots} slots with unified memory")
 
 
 def _whole_blocks(count: int, extents: int) -> int:

@@ -8,7 +8,7 @@ is tried twice.
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from ..plans.machine import Accelerator, Machine
+from ..plans.machine import Accelerator, Machine, MemoryKind
 from ..plans.pipeline import Component, TracedActivations
 from ..policies.admission import default_device
 from ..policies.selectors import Wishes
@@ -44,7 +44,8 @@ def chunk_options(component: Component) -> list[int]:
 
 def _on_devices(components: Sequence[Component], machine: Machine, wishes: Wishes) -> list[tuple[str, ...]]:
     asked = [wishes.of(component.name, None).compute_device for component in components]
-    every = [each.device for each in machine.accelerators] or [default_device(machine)]
+    every = [each.device for each in machine.accelerators if each.memory is MemoryKind.separate]
+    every = every or [default_device(machine)]
     open_to = [[device] if device is not None else every for device in asked]
     combinations = 1
     for devices in open_to:
@@ -52,8 +53,7 @@ def _on_devices(components: Sequence[Component], machine: Machine, wishes: Wishe
     first = tuple(devices[0] for devices in open_to)
     if combinations > MOST_SEATINGS:
         return [first, tuple(_spread(components, open_to))]
-    twins = [_twin_of(accelerator) for accelerator in machine.accelerators]
-    kinds = dict(zip(every, twins, strict=False))
+    kinds = {each.device: _twin_of(each) for each in machine.accelerators if each.device in every}
     taken = {device for device in asked if device is not None}
     return list({_canonical(devices, kinds, taken): devices for devices in reversed([*product(*open_to)])}.values())[
         ::-1

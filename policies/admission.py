@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..plans.document import Broken
 from ..plans.errors import InputError
 from ..plans.machine import Accelerator, Machine, Measured, MemoryKind, Unlimited
-from ..plans.pipeline import Pipeline
+from ..plans.pipeline import Component, Pipeline, known_peak_bytes
 from ..plans.policy import Hold, Home, Policy
 from .selectors import Wish, Wishes, resolve_overrides
 
@@ -15,16 +15,21 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One part of the pipeline with the device it would compute on and what was asked of it."""
+    """A component, or one of its stacks, with the device it would compute on and what was asked of it."""
 
     subject: str
+    component: Component
     compute_device: str
     wish: Wish
 
 
 def default_device(machine: Machine) -> str:
-    """Where a component computes when nobody says otherwise: the first accelerator, or the CPU."""
-    return machine.accelerators[0].device if machine.accelerators else CPU
+    """Where a component computes when nobody says otherwise: the first accelerator, or the CPU.
+
+    One that shares the host's memory is taken where there is no other.
+    """
+    shares = [each.device for each in machine.accelerators if each.memory is MemoryKind.unified]
+    return next((each.device for each in machine.accelerators if each.device not in shares), [*shares, CPU][0])
 
 
 def compute_device_exists(place: Place, machine: Machine, policy: Policy) -> str | None:
@@ -33,6 +38,15 @@ def compute_device_exists(place: Place, machine: Machine, policy: Policy) -> str
     if place.compute_device in devices:
         return None
     return f"there is no device {place.compute_device}; the machine has {', '.join(devices)}"
+
+
+def unified_device_is_alone(place: Place, machine: Machine, policy: Policy) -> str | None:
+    """An accelerator that shares the host's memory is the only one that is computed on."""
+    only = default_device(machine)
+    for accelerator in machine.accelerators:
+        if accelerator.device == place.compute_device != only and accelerator.memory is MemoryKind.unified:
+            return f"{accelerator.device} shares the host's memory, so nothing computes there beside {only}"
+    return None
 
 
 def device_memory_is_known(place: Place, machine: Machine, policy: Policy) -> str | None:
@@ -101,14 +115,43 @@ def hold_suits_home(place: Place, machine: Machine, policy: Policy) -> str | Non
     return None
 
 
-RULES: dict[str, Callable[[Place, Machine, Policy], str | None]] = {
+def components_are_layerwise(place: Place, machine: Machine, policy: Policy) -> str | None:
+    """Whatever has layers streams them all, and nothing is without."""
+    if place.compute_device == CPU:
+        return None  # weights are used where they rest
+    if not place.component.stacks:
+        return "it has no layers that could be streamed"
+    if place.wish.hold in (None, Hold.layer) and place.wish.home is not Home.device:
+        return None
+    kept = f"home {Home.device}" if place.wish.home is Home.device else f"hold {place.wish.hold}"
+    return f"{kept} keeps layers on {place.compute_device}, and each must be streamed; say hold {Hold.layer}"
+
+
+def activations_are_known(place: Place, machine: Machine, policy: Policy) -> str | None:
+    """What a pass takes beside the weights is told or traced: only then is it certain that it fits."""
+    if known_peak_bytes(place.component.activations) is not None:
+        return None
+    return "nobody knows what a pass takes beside the weights; trace it, or give it with --activations"
+
+
+Rule = Callable[[Place, Machine, Policy], str | None]
+
+RULES: dict[str, Rule] = {
     "compute-device-exists": compute_device_exists,
+    "unified-device-is-alone": unified_device_is_alone,
     "device-memory-is-known": device_memory_is_known,
     "host-memory-is-known": host_memory_is_known,
     "pinned-memory-exists": pinned_memory_exists,
     "locked-memory-is-known": locked_memory_is_known,
     "hold-suits-home": hold_suits_home,
 }
+"""In force under every policy."""
+
+CHOSEN_RULES: dict[str, Rule] = {
+    "components-are-layerwise": components_are_layerwise,
+    "activations-are-known": activations_are_known,
+}
+"""In force where a policy names them."""
 
 
 def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[Broken, ...]:
@@ -118,9 +161,10 @@ def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[
         InputError: the policy names a rule that does not exist, or leaves one out, or has an override that matches
             nothing.
     """
+    rules = RULES | CHOSEN_RULES
     for rule in policy.rules:
-        if rule not in RULES:
-            raise InputError(f"there is no rule '{rule}'", hint=f"rules are {', '.join(RULES)}")
+        if rule not in rules:
+            raise InputError(f"there is no rule '{rule}'", hint=f"rules are {', '.join(rules)}")
     for rule in RULES:
         if rule not in policy.rules:
             raise InputError(
@@ -132,15 +176,17 @@ def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[
         Broken(rule=rule, subject=place.subject, why=why)
         for rule in policy.rules
         for place in places
-        if (why := RULES[rule](place, machine, policy)) is not None
+        if (why := rules[rule](place, machine, policy)) is not None
     )
 
 
 def _places(pipeline: Pipeline, machine: Machine, wishes: Wishes) -> Iterator[Place]:
     for component in pipeline.components:
         device = wishes.of(component.name, None).compute_device or default_device(machine)
-        yield Place(subject=component.name, compute_device=device, wish=wishes.of(component.name, None))
+        wish = wishes.of(component.name, None)
+        yield Place(subject=component.name, component=component, compute_device=device, wish=wish)
         for stack in component.stacks:
             if (component.name, stack.name) in wishes.by_place:
                 subject = f"{component.name}.{stack.name}"
-                yield Place(subject=subject, compute_device=device, wish=wishes.of(component.name, stack.name))
+                wish = wishes.of(component.name, stack.name)
+                yield Place(subject=subject, component=component, compute_device=device, wish=wish)

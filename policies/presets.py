@@ -8,7 +8,7 @@ from ..plans.codec import explain_validation
 from ..plans.errors import InputError
 from ..plans.policy import Policy
 
-PRESETS = ("auto", "low-memory", "low-latency")
+PRESETS = ("auto", "low-memory", "low-latency", "layerwise")
 
 
 def load_preset(name: str) -> Policy:

@@ -195,7 +195,7 @@ def overrides(draw: st.DrawFn, pipeline: Pipeline, machine: Machine) -> tuple[Ov
 
 
 policies = st.one_of(
-    st.sampled_from(PRESETS).map(load_preset),
+    st.sampled_from([preset for preset in PRESETS if preset != "layerwise"]).map(load_preset),
     st.builds(
         Policy,
         preset=st.just("own"),

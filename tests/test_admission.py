@@ -11,7 +11,9 @@ from .overriding import LARGE, VAE, broken, plan_with
 from .questions import (
     GIB,
     accelerator_of,
+    component_of,
     cuda,
+    fates,
     fits,
     host_of,
     machine_of,
@@ -20,6 +22,7 @@ from .questions import (
     plan_of,
     policy_of,
     refused,
+    stack_of,
 )
 
 PAIRS = "device goes with always, the others with phase or layer"
@@ -116,6 +119,49 @@ class TestRules:
         why = f"home {home} on the CPU is the device's own memory; say home device"
         assert broken(plan_with(wish)) == [("hold-suits-home", "vae", why)]
 
+    def test_unified_device_is_alone(self) -> None:
+        """One that shares the host's memory is used where there is no other, and then by every component."""
+        both = machine_of(64 * GIB, mps(40 * GIB), cuda(80 * GIB))
+        assert {each.compute_device for each in plan_with(machine=both).placements} == {"cuda:0"}
+        why = "mps shares the host's memory, so nothing computes there beside cuda:0"
+        wish = Override(select="vae", compute_device="mps")
+        assert broken(plan_with(wish, machine=both)) == [("unified-device-is-alone", "vae", why)]
+        alone = machine_of(64 * GIB, mps(40 * GIB))
+        assert {each.compute_device for each in plan_with(wish, machine=alone).placements} == {"mps"}
+        two = machine_of(64 * GIB, mps(40 * GIB), accelerator_of("xpu:0", measured(40 * GIB), unified=True))
+        assert {each.compute_device for each in plan_with(machine=two).placements} == {"mps"}
+
+    def test_components_are_layerwise(self) -> None:
+        """The rule of the preset that is for video pipelines on Apple silicon; it names each component."""
+        on_mps, on_cpu = machine_of(64 * GIB, mps(48 * GIB)), machine_of(64 * GIB)
+        names = ("text_encoder", "transformer", "video_vae", "audio_vae")
+        parts = [component_of(name, stack_of("blocks", GIB, GIB), fixed=GIB) for name in names]
+        plan = plan_of(on_mps, *parts, policy=policy_of("layerwise"))
+        for name in names:
+            assert fates(plan, name) == ["fixed mapped/phase", "blocks[0:2] mapped/layer"]
+        whole = [*parts[:3], component_of("audio_vae", fixed=GIB)]
+        kept = (
+            Override(select="text_encoder", home=Home.device),
+            Override(select="transformer.blocks", hold=Hold.phase),
+        )
+        rule, say = "components-are-layerwise", "and each must be streamed; say hold layer"
+        assert broken(plan_of(on_mps, *whole, policy=policy_of("layerwise", *kept))) == [
+            (rule, "audio_vae", "it has no layers that could be streamed"),
+            (rule, "text_encoder", f"home device keeps layers on mps, {say}"),
+            (rule, "transformer.blocks", f"hold phase keeps layers on mps, {say}"),
+        ]
+        fits(plan_of(on_mps, *whole, policy=policy_of("auto", *kept)))
+        fits(plan_of(on_cpu, *whole, policy=policy_of("layerwise")))
+
+    def test_unknown_activations_are_refused_where_the_policy_says_so(self) -> None:
+        told, untold = component_of("vae", fixed=GIB, activations=MIB), component_of("transformer", fixed=GIB)
+        careful = policy_of("auto", rules=(*load_preset("auto").rules, "activations-are-known"))
+        fits(plan_of(LARGE, told, untold))
+        fits(plan_of(LARGE, told, policy=careful))
+        ((rule, subject, why),) = broken(plan_of(LARGE, told, untold, policy=careful))
+        assert (rule, subject) == ("activations-are-known", "transformer")
+        assert "trace it, or give it with --activations" in why
+
     def test_all_that_is_broken_is_listed_by_rule_and_subject(self) -> None:
         wishes = (
             Override(select="vae", home=Home.pinned, compute_device="npu:0"),
@@ -141,6 +187,7 @@ class TestRules:
 def test_presets_have_every_rule_and_their_own_name(preset: str) -> None:
     policy = load_preset(preset)
     assert policy.preset == preset
-    assert policy.rules == load_preset("auto").rules
+    more = ("components-are-layerwise",) if preset == "layerwise" else ()
+    assert policy.rules == (*load_preset("auto").rules, *more)
     assert policy.overrides == ()
     assert policy_from_json(policy.model_dump_json()) == policy

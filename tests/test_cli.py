@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from placewise.__main__ import main
@@ -100,6 +101,57 @@ def test_check_names_every_fact_that_changed(run: Run, checkpoint: Path, tmp_pat
         line.split(": planned")[0] for line in changed.out.splitlines()
     ]
     assert run("run", plan, "--model", checkpoint).code == 4
+
+
+def test_check_devices_names_every_operation_on_two_devices(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    build(lambda: LlamaModel(config)).save_pretrained(tmp_path / "llama")  # type: ignore[operator]  # transformers' own
+    plan = tmp_path / "plan.json"
+    assert run("plan", tmp_path / "llama", "--device", "mps:0", "--device-memory", "1GiB", "-o", plan).code == 0
+    right = run("check", plan, "--model", tmp_path / "llama", "--devices", "--at-rest")
+    assert (right.code, right.out, right.err) == (0, "", f"{plan}: no operation is on two devices\n")
+
+    forward: Any = LlamaMLP.forward  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+    def on_the_cpu_too(self: Any, x: Any) -> Any:
+        return forward(self, x) * torch.ones(32)
+
+    monkeypatch.setattr(LlamaMLP, "forward", on_the_cpu_too)
+    wrong = run("check", plan, "--model", tmp_path / "llama", "--devices")
+    assert wrong.code == 1
+    assert wrong.out.splitlines() == [f"model.layers.{at}.mlp: aten.mul.Tensor on mps:0 and cpu" for at in range(2)]
+    assert wrong.err == (
+        f"error: {plan}: 2 operations are on two devices\n"
+        "hint: make what they take where the component computes, not where its weights rest\n"
+    )
+    found = json.loads(run("check", plan, "--model", tmp_path / "llama", "--devices", "--json").out)
+    assert found["mixed"][0] == {
+        "module": "model.layers.0.mlp",
+        "operation": "aten.mul.Tensor",
+        "devices": ["mps:0", "cpu"],
+    }
+
+
+def test_check_devices_says_what_it_cannot_run(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    run("plan", checkpoint, *GIVEN, "-o", plan)
+    ran = run("check", plan, "--model", checkpoint, "--devices")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "model could not be checked: component 'model' does not say how it is built (library None)\n"
+        f"error: {plan}: 1 parts could not be checked\n"
+        "hint: placewise.check_devices(plan, model, request, modules={name: module}) runs code of your own\n"
+    )
+    alone = run("check", plan, "--model", checkpoint, "--at-rest")
+    assert (alone.code, alone.err) == (2, "error: --at-rest goes with --devices\n")
 
 
 def test_run_prints_predicted_against_observed(run: Run, tmp_path: Path) -> None:

@@ -71,6 +71,27 @@ def test_capabilities() -> None:
     assert SimulatedMachine(device, capabilities=pretended).capabilities == pretended
 
 
+def test_the_peak_on_mps_is_the_most_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its allocator keeps none, so it is looked at wherever weights come, and where streams are marked."""
+    allocated = iter((100, 700, 300, 200))
+
+    def mps(*, check_available: bool) -> torch.device:
+        assert check_available
+        return torch.device("mps")
+
+    monkeypatch.setattr("torch.accelerator.current_accelerator", mps)
+    monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
+    monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: next(allocated))
+    monkeypatch.setattr("torch.mps.recommended_max_memory", lambda: 1000)
+    machine = TorchMachine("mps")
+    assert machine.capabilities == Capabilities(pinned_memory=False, streams=False, unified=True)
+    assert [machine.mark(), machine.mark()] == [None, None]
+    assert machine.memory() == MemoryFigures(allocated_bytes=300, peak_bytes=700, capacity_bytes=1000)
+    machine.reset_peak()
+    assert machine.memory() == MemoryFigures(allocated_bytes=200, peak_bytes=200, capacity_bytes=1000)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this process has the accelerator that must be missing")
 def test_a_missing_accelerator_is_refused() -> None:
     simulated_device(0, capacity_bytes=CAPACITY)

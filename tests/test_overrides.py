@@ -151,15 +151,17 @@ class TestErrors:
         with pytest.raises(InputError) as caught:
             plan_of(LARGE, VAE, policy=policy_of(rules=("compute-device-exists", "be-nice")))
         assert str(caught.value) == (
-            "there is no rule 'be-nice'\nhint: rules are compute-device-exists, device-memory-is-known, "
-            "host-memory-is-known, pinned-memory-exists, "
-            "locked-memory-is-known, hold-suits-home"
+            "there is no rule 'be-nice'\nhint: rules are compute-device-exists, unified-device-is-alone, "
+            "device-memory-is-known, host-memory-is-known, pinned-memory-exists, "
+            "locked-memory-is-known, hold-suits-home, components-are-layerwise, activations-are-known"
         )
 
     def test_an_unknown_preset(self) -> None:
         with pytest.raises(InputError) as caught:
             load_preset("fast")
-        assert str(caught.value) == "there is no preset 'fast'\nhint: presets are auto, low-memory, low-latency"
+        assert (
+            str(caught.value) == "there is no preset 'fast'\nhint: presets are auto, low-memory, low-latency, layerwise"
+        )
 
     def test_a_policy_with_an_unknown_field(self) -> None:
         text = load_preset("auto").model_dump_json().replace('"slots"', '"slot"')

@@ -25,6 +25,7 @@ from ..machine import Machine
 from ..names import Binding, match_names
 from ..resident import Stage, entries_of
 from ..units import Progress, UnitKey, ignore, keys_of
+from ..updates import Allowance
 from .agreement import agree, rank_and_size
 
 
@@ -38,6 +39,7 @@ def load_sharded(
     progress: Progress = ignore,
     *,
     passes: int = 1,
+    allowance: Allowance | None = None,
 ) -> LoadedComponent:
     """Bind this rank's part of a module as `load_component` binds a whole one. All ranks load it, and all call it.
 
@@ -86,7 +88,9 @@ def load_sharded(
 
     def load() -> None:
         resting = _at_rest(placement)
-        loaded.append(load_component(resting, own, module, host, device, stage, progress, passes=passes))
+        loaded.append(
+            load_component(resting, own, module, host, device, stage, progress, passes=passes, allowance=allowance)
+        )
 
     agree(load)  # else the others would wait in their first pass for a rank that failed
     for weight, spec in specs:

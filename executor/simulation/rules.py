@@ -5,15 +5,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
 import torch
 from torch._ops import OpOverload
 
+from ...models.operands import Operator, base_name, mismatch
 from ...plans.errors import DeviceMismatchError
-from .device import DEVICE_TYPE
-
-Operator: TypeAlias = OpOverload[..., object]
 
 _COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -24,20 +22,7 @@ _NEVER_WHOLE: Final = frozenset({
 })  # fmt: skip
 _NEVER_WHOLE_PREFIXES: Final = ("sparse", "_sparse", "to_sparse", "quantized", "fbgemm", "_test")
 
-# As on CUDA: the place of indices, and of lengths that the launching side reads.
-_HOST_ARGUMENTS: Final[dict[str, int]] = {
-    "aten::index.Tensor": 1, "aten::index_put": 1, "aten::index_put_": 1, "aten::_index_put_impl_": 1,
-    "aten::_unsafe_index.Tensor": 1, "aten::_unsafe_index_put": 1,
-    "aten::_pack_padded_sequence": 1, "aten::_pad_packed_sequence": 1,
-    "aten::lstm.data": 1, "aten::gru.data": 1, "aten::rnn_tanh.data": 1, "aten::rnn_relu.data": 1,
-}  # fmt: skip
 _HOST_RESULTS: Final[dict[str, frozenset[int]]] = {"_pack_padded_sequence": frozenset({1})}
-
-# Beside the elementwise operators.
-_TAKES_HOST_SCALARS: Final = frozenset({
-    "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put", "index_fill", "index_fill_",
-    "fill", "fill_", "masked_fill", "masked_fill_", "where", "equal",
-})  # fmt: skip
 
 
 def whole_composites() -> Iterator[Operator]:
@@ -86,80 +71,27 @@ def refuse_layouts(func: Operator, result: torch.Tensor) -> None:
 
 def host_results(func: Operator) -> frozenset[int]:
     """Tell which results of an operator are host tensors on every device, by place."""
-    return _HOST_RESULTS.get(_name(func), frozenset())
-
-
-def written_arguments(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[object]:
-    """Give the arguments that an operator writes: `self` of the in-place ones, `out`."""
-    for place, name in _written(func):
-        value = args[place] if place < len(args) else kwargs.get(name)
-        if isinstance(value, (list, tuple)):
-            yield from cast(Sequence[object], value)
-        else:
-            yield value
-
-
-def mixes_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Tell whether operands are on several devices, those aside that belong on the host."""
-    return len({each.device for each in _operands(func, args, kwargs)}) > 1
+    return _HOST_RESULTS.get(base_name(func), frozenset())
 
 
 def check_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuse operands of more than one device, as a real device does.
 
-    Host tensors are let in where CUDA lets them: as indices, and without dimensions as an operand of an
-    elementwise operator.
-
     Raises:
         DeviceMismatchError: names the operator and the two devices.
     """
-    written = {id(each) for each in written_arguments(func, args, kwargs)}
-    scalars = torch.Tag.pointwise in func.tags or _name(func) in _TAKES_HOST_SCALARS
-    first: torch.device | None = None
-    for tensor in _operands(func, args, kwargs):
-        if tensor.device.type == "cpu" and tensor.dim() == 0 and scalars and id(tensor) not in written:
-            continue
-        first = tensor.device if first is None else first
-        if tensor.device != first:
-            raise DeviceMismatchError(
-                f"{func} needs its tensors on one device, but found {first} and {tensor.device}",
-                hint="move one of them with .to(device), or create it on the compute device",
-            )
-
-
-def _operands(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:
-    host_place = _HOST_ARGUMENTS.get(_full_name(func))
-    for place, value in enumerate((*args, *kwargs.values())):
-        for each in cast(Sequence[object], value) if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(each, torch.Tensor) and (place != host_place or each.device.type == DEVICE_TYPE):
-                yield each
+    if (devices := mismatch(func, args, kwargs)) is not None:
+        raise DeviceMismatchError(
+            f"{func} needs its tensors on one device, but found {devices[0]} and {devices[1]}",
+            hint="move one of them with .to(device), or create it on the compute device",
+        )
 
 
 @cache
 def _computes(func: Operator) -> bool:
-    name = _name(func)
+    name = base_name(func)
     if name in _NEVER_WHOLE or name.startswith(_NEVER_WHOLE_PREFIXES):
         return False
     results = func._schema.returns
     makes_views = any(each.alias_info is not None and not each.alias_info.is_write for each in results)
     return any("Tensor" in str(each.type) for each in results) and not makes_views
-
-
-@cache
-def _written(func: Operator) -> tuple[tuple[int, str], ...]:
-    return tuple(
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-
-
-@cache
-def _full_name(func: Operator) -> str:
-    overload = func._schema.overload_name
-    return f"{func._schema.name}.{overload}" if overload else func._schema.name
-
-
-@cache
-def _name(func: Operator) -> str:
-    return func._schema.name.removeprefix("aten::")

@@ -9,17 +9,9 @@ from typing import Final, cast
 
 import torch
 
+from ...models.operands import Operator, mixes_devices, written_arguments
 from .device import DEVICE_TYPE, SimulatedDevice, device_at, over_link
-from .rules import (
-    Operator,
-    check_devices,
-    decomposes,
-    host_results,
-    is_composite,
-    mixes_devices,
-    refuse_layouts,
-    written_arguments,
-)
+from .rules import check_devices, decomposes, host_results, is_composite, refuse_layouts
 from .wrapper import Wrapper
 
 aten = torch.ops.aten

@@ -1,1 +1,1 @@
-"""Activations and operations of a component, found on fake tensors: no weights, no device."""
+"""Activations, operations and mixed devices of components, found on fake tensors: no weights, no device."""

@@ -6,9 +6,6 @@ Torch is imported with this module, so nothing that has to be cheap imports it.
 # Torch's own types are partial here.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
-import logging
-import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
@@ -25,7 +22,7 @@ from ...models.build import build_module
 from ...models.dataflow import is_generator
 from ...models.layers import layer_prefix
 from ...models.tokenwise import run_in_chunks, token_wise
-from ...plans.errors import InputError, PlacewiseError
+from ...plans.errors import PlacewiseError
 from ...plans.pipeline import (
     ChunkedPeak,
     Component,
@@ -37,12 +34,11 @@ from ...plans.pipeline import (
     Workload,
 )
 from .ask import Latents
+from .fakes import dtype_of, faked, quiet, why
 from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
 from .row_flops import RowCounter
 
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
-_LONGEST_WHY = 200
 _MOST_SIZES = 4
 
 Traced = TracedActivations | UnknownActivations
@@ -68,7 +64,7 @@ def trace_pipeline(
         workload: the shapes of one request.
         progress: told a component's name before it is traced, which takes seconds.
     """
-    latents = _latents_of([(component, root / component.checkpoint.root) for component in pipeline.components])
+    latents = latents_of([(component, root / component.checkpoint.root) for component in pipeline.components])
     components: list[Component] = []
     notes = list(pipeline.notes)
     for component in pipeline.components:
@@ -98,20 +94,20 @@ def trace_component(component: Component, folder: Path, workload: Workload) -> T
     Returns:
         Unknown, with the reason, for all that cannot be built, called or run without data. Nothing is raised.
     """
-    return _trace(component, folder, workload, _latents_of([(component, folder)]))[0]
+    return _trace(component, folder, workload, latents_of([(component, folder)]))[0]
 
 
 def _trace(
     component: Component, folder: Path, workload: Workload, latents: Latents | None
 ) -> tuple[Traced, tuple[str, ...]]:
     try:
-        with _quiet():
-            module = build_module(component, folder, _dtype_of(component))
+        with quiet():
+            module = build_module(component, folder, dtype_of(component))
             return _run(module, component, workload, latents)
     except PlacewiseError as error:
         return UnknownActivations(why=error.message), ()
     except Exception as error:  # Other people's code runs here, and may raise anything.
-        return UnknownActivations(why=_why(error)), ()
+        return UnknownActivations(why=why(error)), ()
 
 
 def _run(
@@ -119,8 +115,7 @@ def _run(
 ) -> tuple[TracedActivations, tuple[str, ...]]:
     layers = [layer_prefix(stack.name, number) for stack in component.stacks for number in range(stack.layers)]
     chunkable = token_wise(module, layers)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-        _make_fake(module, fake)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad(), faked(module, fake):
         live = LiveBytes([*module.parameters(), *module.buffers()])
         # Buffers are copied to where the module computes, whatever the plan.
         live.live += sum(buffer.nbytes for buffer in module.buffers())
@@ -197,40 +192,8 @@ def _chunked_peaks(sizes: Iterable[int], peak_of: Callable[[int], int]) -> list[
     return peaks[::-1]
 
 
-@contextmanager
-def _quiet() -> Generator[None]:
-    """What fails is said in the plan, so torch need not print the traceback as well."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.disabled = before
-
-
 def _call(planned: Pass) -> None:
     planned.call(**planned.arguments)
-
-
-def _make_fake(module: nn.Module, fake: FakeTensorMode) -> None:
-    """Replace every parameter and buffer by a fake one on the CPU; what was shared stays shared."""
-    made: dict[int, torch.Tensor] = {}
-    parameters = list(module.named_parameters(remove_duplicate=False))
-    for name, tensor in [*parameters, *module.named_buffers(remove_duplicate=False)]:
-        if id(tensor) not in made:
-            made[id(tensor)] = _fake_of(tensor, fake)
-        owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, made[id(tensor)])
-
-
-def _fake_of(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
-    if tensor.device.type == "meta":
-        empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
-    else:
-        empty = fake.from_tensor(tensor)
-    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
 
 
 @contextmanager
@@ -265,15 +228,7 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
     return 2 * cast(int, batch * heads * queries * key[2] * (width + value[3]))
 
 
-def _dtype_of(component: Component) -> torch.dtype:
-    """The stored dtype of most bytes."""
-    largest = max(component.dtype_bytes.items(), key=lambda item: item[1], default=("F32", 0))[0]
-    if largest not in _DTYPES:
-        raise InputError(f"stored as {largest}: the dtype that it computes in is not known")
-    return _DTYPES[largest]
-
-
-def _latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
+def latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
     """By the configuration of the first autoencoder; null where there is none, or it cannot be read."""
     for component, folder in components:
         if (component.class_name or "").startswith(("Autoencoder", "VQ")):
@@ -287,10 +242,3 @@ def _latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
                 temporal=config.scale_factor_temporal or 4,
             )
     return None
-
-
-def _why(error: Exception) -> str:
-    """Type and first line, without addresses, so that equal failures read equal."""
-    lines = str(error).strip().splitlines() or [""]
-    text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ").encode(errors="replace").decode()
-    return re.sub(r"0x[0-9a-f]+", "0x…", text)[:_LONGEST_WHY]
