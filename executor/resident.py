@@ -138,6 +138,7 @@ class Resident:
         self._staging = staging
         self._stage = stage
         self._repeats = repeats
+        self.is_sharded = False  # If so, FSDP2 exchanges the parameters, and what stands for them is no new value.
         self.always_bytes = 0
         self._held = [unit for unit in units if unit.hold is Hold.phase]
         self._streamed = [unit for unit in units if unit.hold is Hold.layer]
@@ -297,8 +298,14 @@ class Resident:
 
         Raises:
             InputError: a value has another shape or dtype than its weight.
-            ExecutionError: a layer is in use by a forward, or the plan left too little of the host.
+            ExecutionError: a layer is in use by a forward, the plan left too little of the host, or the component is
+                sharded.
         """
+        if self.is_sharded and values:
+            raise ExecutionError(
+                f"component '{self.name}' is sharded over ranks, and its weights get no new values",
+                hint="give them to a checkpoint, and plan that",
+            )
         chosen = [
             (unit, stored, values[name])
             for unit in self._units
@@ -331,6 +338,8 @@ class Resident:
         self._take_over((unit, stored) for unit in (self._units if units is None else units) for stored in unit.source)
 
     def _take_over(self, weights: Iterable[tuple[Unit, str]]) -> None:
+        if self.is_sharded:
+            return
         found = [
             (unit, stored, value)
             for unit, stored in weights

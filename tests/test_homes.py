@@ -67,7 +67,7 @@ class TestLayersOnTheCpu:
         machine = calibrated(machine_of(700 * MIB), *disk_of(faults=3e8, direct=1e9))
         plan = plan_of(machine, LLM, policy=policy_of("auto", **BARE, copies=Copies.never))
         # Some stay in the page cache, which what is read directly does not push out.
-        assert fates(plan, "llm") == ["layers[0:1,4:5,6:7] mapped/always", "layers[1:4,5:6,7:8] mapped/layer"]
+        assert fates(plan, "llm") == ["layers[0:1,2:3,4:5] mapped/always", "layers[1:2,3:4,5:8] mapped/layer"]
         staging = placement(plan, "llm").staging
         assert staging is not None
         assert plan.phases[0].predicted.peak_bytes["host"] == staging.slots * staging.slot_bytes

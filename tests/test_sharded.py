@@ -83,6 +83,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank(tmp_path: Path) -> None
         assert found["ranks"][1].startswith("component 'model' is sharded over 3 ranks, and there are 2\n")
         assert "is used outside its layer too, and cannot be sharded" in found["leaky"][1]
         assert "'embed.weight' does not divide by the ranks" in found["whole"][1]
+        assert "is sharded over ranks, and its weights get no new values" in found["update"][1]
 
 
 @given(

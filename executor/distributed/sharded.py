@@ -99,6 +99,7 @@ def load_sharded(
         parameter = nn.Parameter(cast(Any, DTensor)(part.detach(), spec, requires_grad=False), part.requires_grad)
         for place in weight.places:
             place.put(parameter)
+    loaded[0].resident.is_sharded = True
     return loaded[0]
 
 
