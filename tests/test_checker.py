@@ -10,7 +10,7 @@ from placewise.plans.codec import plan_to_json
 from placewise.plans.document import Plan
 from placewise.plans.policy import Override
 
-from .questions import BARE, component_of, cuda, fates, fits, machine_of, plan_of, policy_of, refused, stack_of
+from .questions import BARE, component_of, cuda, fates, fits, machine_of, mps, plan_of, policy_of, refused, stack_of
 
 Spoil = Callable[[Any], object]
 
@@ -197,3 +197,18 @@ def test_a_refused_plan_places_nothing() -> None:
     check_plan(plan)
     placements = json.loads(plan_to_json(sound()))["placements"]
     assert complaint(lambda spoiled: spoiled.update(placements=placements), plan) == "a refused plan places nothing"
+
+
+def test_two_slots_with_unified_memory_are_unsound() -> None:
+    """Copies never run beside the compute there, so that a second slot only takes memory."""
+    plan = plan_of(
+        machine_of(1000, mps(46)),
+        component_of("transformer", stack_of("blocks", *[10] * 8), fixed=5),
+        policy=policy_of("auto", **BARE),
+    )
+    check_plan(plan)
+
+    def spoil(document: Any) -> None:
+        document["placements"][0]["staging"].update(slots=2, prefetch_layers=1)
+
+    assert complaint(spoil, plan) == "transformer: 2 slots with unified memory"

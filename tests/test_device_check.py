@@ -231,24 +231,25 @@ SITES: dict[str, Site] = {
     "copy": lambda device: ones(3)(device).copy_(ones(3)(device)),
     "move": lambda device: ones(3)(device).to(device()) + ones(3)(device).to(device()),
 }
-OTHER = "sim:3"
+FIRST, OTHER = "sim:10", "sim:11"
+"""Devices of one test alone, in which nothing is left."""
 
 
 @pytest.fixture(scope="module")
 def two_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both are simulated."""
-    for device in (SIM, OTHER):
-        simulated_device(int(device[-1]), capacity_bytes=GIB)
+    for index in (10, 11):
+        simulated_device(index, capacity_bytes=GIB)
     return save(build(Encoder), tmp_path_factory.mktemp("encoder") / "model.safetensors")
 
 
 @given(
-    name=st.sampled_from(sorted(SITES)), places=st.lists(st.sampled_from(("cpu", SIM, OTHER)), min_size=4, max_size=4)
+    name=st.sampled_from(sorted(SITES)), places=st.lists(st.sampled_from(("cpu", FIRST, OTHER)), min_size=4, max_size=4)
 )
 @settings(max_examples=150)
 def test_what_is_found_is_what_a_device_refuses(two_devices: Path, name: str, places: list[str]) -> None:
     """The simulated device stops at the first part of an operation; the check names it too, and goes on."""
-    plan = streamed(two_devices)
+    plan = elsewhere(streamed(two_devices), FIRST)
     try:
         with torch.no_grad():
             SITES[name](iter(map(torch.device, places)).__next__)
@@ -259,7 +260,7 @@ def test_what_is_found_is_what_a_device_refuses(two_devices: Path, name: str, pl
     plan = plan.model_copy(update={"placements": (*plan.placements, second)})
 
     def request(pipeline: Any) -> object:
-        devices = {"cpu": torch.device("cpu"), SIM: pipeline.device("model"), OTHER: pipeline.device("second")}
+        devices = {"cpu": torch.device("cpu"), FIRST: pipeline.device("model"), OTHER: pipeline.device("second")}
         return SITES[name](iter([devices[place] for place in places]).__next__)
 
     modules = {"model": on_meta(Encoder), "second": nn.Identity()}
