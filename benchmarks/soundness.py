@@ -4,7 +4,8 @@
 
 Every case runs in a process and a cgroup of its own: it measures, plans, loads and passes twice through every
 component, and its outputs are compared bit for bit with a plain run outside. A refused case is planned again with the
-change that its refusal names, and that plan is run on the true memory.
+change that its refusal names, and that plan is run on the true memory. The rule `activations-are-known` is in force;
+what it refuses is planned without it.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from placewise.plans.units import GIB, MIB, format_bytes
 
 from .header import print_header
 from .soundness_cases import Case, draw_cases
+from .soundness_child import CAREFUL
 from .soundness_run import ENDS, Result, bare_bytes, run_and_retry
 
 _COUNTED = "sim, activations known"
@@ -52,9 +54,13 @@ def report_of(results: list[Result], bare: int) -> str:
         "",
         "Admitted plans, executed:",
         "",
-        *_admitted(results),
+        *_admitted([result for result in results if not result.planned_anyway]),
         "",
-        "The same by the host memory that was free when they were planned, and what those that did not live lacked:",
+        f"Refused by the rule `{CAREFUL}`, planned without it, and executed. The reserve covers some of them:",
+        "",
+        *_admitted([result for result in results if result.planned_anyway]),
+        "",
+        "All of these by the host memory that was free when they were planned, and what those that did not live lacked:",
         "",
         *_by_free(results),
         "",

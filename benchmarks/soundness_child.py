@@ -35,6 +35,9 @@ from .soundness_cases import Case, Part, Prepared, digest_of, inputs_of, prepare
 
 DEVICE = "sim:0"
 
+CAREFUL = "activations-are-known"
+"""The rule of those who admit only what certainly fits."""
+
 WARM = Case(
     parts=(Part(name="model", width=512, layers=2, words=100, half=False),),
     rows=64,
@@ -61,6 +64,8 @@ class Short(Record):
 class Report(Record):
     """How far the child came. `stage` is the last step begun: measured, admitted, forced; or how it ended.
 
+    `broken` are the rules that refused the case; it is then planned without them, and that plan is run.
+
     Ends are `ran`, and `overflowed` with the error that the device raised. Peaks are of hard bytes, by axis, as the
     machines counted them, without activations on a CPU, which no counter sees. `reserve_bytes` is kept free where the
     components compute.
@@ -68,6 +73,7 @@ class Report(Record):
 
     stage: str
     free_bytes: int
+    broken: tuple[str, ...] = ()
     forced: bool = False
     reserve_bytes: int = 0
     homes: tuple[str, ...] = ()
@@ -92,7 +98,10 @@ def main() -> None:
     _warm_up()
     machine, free_bytes = _measure(prepared)
     report = Report(stage="measured", free_bytes=free_bytes).say()
-    plan = _plan(prepared, machine)
+    plan = _plan(prepared, machine, CAREFUL)
+    if isinstance(plan.verdict, Refused) and plan.verdict.broken:
+        report = report.model_copy(update={"broken": tuple(sorted({each.rule for each in plan.verdict.broken}))})
+        plan = _plan(prepared, machine)
     computes = "host" if prepared.capacity_bytes is None else DEVICE
     reserve = next(budget.reserve_bytes for budget in plan.budgets if budget.axis == computes)
     report = report.model_copy(update={"reserve_bytes": reserve})
@@ -130,7 +139,7 @@ def _measure(prepared: Prepared) -> tuple[Machine, int]:
     return with_given(machine, host=given_host(max(0, free_bytes - capacity)), accelerators=(device,)), free_bytes
 
 
-def _plan(prepared: Prepared, machine: Machine) -> Plan:
+def _plan(prepared: Prepared, machine: Machine, *rules: str) -> Plan:
     names = [part.name for part in prepared.case.parts]
     pipeline = read_pipeline(
         Path(prepared.root),
@@ -138,7 +147,9 @@ def _plan(prepared: Prepared, machine: Machine) -> Plan:
         passes=dict.fromkeys(names, prepared.case.passes),
         activation_bytes=prepared.activation_bytes if prepared.case.activations_known else {},
     )
-    return compile_plan(pipeline, machine, load_preset(prepared.case.preset), Workload(), version="0")
+    policy = load_preset(prepared.case.preset)
+    policy = policy.model_copy(update={"rules": (*policy.rules, *rules)})
+    return compile_plan(pipeline, machine, policy, Workload(), version="0")
 
 
 def _homes(plan: Plan) -> tuple[str, ...]:

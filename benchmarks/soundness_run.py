@@ -40,6 +40,11 @@ class Result(Record):
         return self.report is not None and self.report.stage != "measured" and not self.report.forced
 
     @property
+    def planned_anyway(self) -> bool:
+        """Whether a rule refused it, and the plan without that rule fitted."""
+        return self.admitted and self.report is not None and bool(self.report.broken)
+
+    @property
     def promised(self) -> str:
         """What the plan knew of activations: unknown ones are promised to fit as far as the reserve covers them."""
         kind = "sim" if self.case.device_percent is not None else "cpu, exact heap" if self.case.exact_heap else "cpu"
