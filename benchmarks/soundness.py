@@ -60,7 +60,7 @@ def report_of(results: list[Result], bare: int) -> str:
         "",
         *_admitted([result for result in results if result.planned_anyway]),
         "",
-        "All of these by the host memory that was free when they were planned, and what those that did not live lacked:",
+        "All of these by the host memory that was free when they were planned, and what those that died lacked:",
         "",
         *_by_free(results),
         "",
