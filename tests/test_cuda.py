@@ -252,3 +252,15 @@ def test_an_error_in_a_layer_leaves_nothing_and_the_next_forward_is_right(checkp
         output(pipeline)
     handle.remove()
     assert torch.equal(output(pipeline), wanted)
+
+
+@pytest.mark.parametrize("fate", ON_DEVICE)
+def test_new_values_are_computed_with_wherever_weights_rest(checkpoint: Path, fate: tuple[Home, Hold]) -> None:
+    before = checkpoint.read_bytes()
+    pipeline, resident = (load(plan(checkpoint, each), checkpoint, make) for each in (fate, HERE))
+    old = output(pipeline)
+    for each in (pipeline, resident):
+        each.update("model", {f"blocks.{number}.blocks.0.weight": torch.neg for number in range(0, LAYERS, 2)})
+    assert torch.equal(output(pipeline), output(resident))
+    assert not torch.equal(output(pipeline), old)
+    assert checkpoint.read_bytes() == before
