@@ -14,61 +14,17 @@ import torch
 from torch import nn
 
 from ..plans.document import Staging
-from ..plans.errors import ExecutionError, InputError
+from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
 from .fetching import Fetcher
 from .guards import Loan, MappedWeight, ReleasedWeight, unguarded
+from .lent import Lent, is_same
 from .machine import Machine, Mark
 from .names import Binding
 from .slots import Slots, Span, SpanKind
 from .transport import Weights, fetch
 from .units import Unit
 from .updates import Value, Writer, check_value
-
-
-class _Lent:
-    """What was bound last for a weight, and how often it had been written then."""
-
-    __slots__ = ("_writes", "weight")
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        self.weight = weight
-        self._writes = _writes(weight)
-
-    def changed(self, component: str, binding: Binding, unit: Unit) -> torch.Tensor | None:
-        """The new value that plain torch gave the weight since; null where there is none.
-
-        Raises:
-            InputError: it was taken away, or a tied weight has a new value in only some of its places. Those of weights
-                that never leave are left alone.
-        """
-        present = [place.find() for place in binding.places]
-        if all(each is self.weight for each in present):
-            if unit.hold is Hold.always:
-                same = _is_same(self.weight, unit.source[binding.stored])
-            else:
-                same = _writes(self.weight) == self._writes
-            return None if same else self.weight
-        if present[0] is not None and all(each is present[0] for each in present):
-            return present[0]
-        if unit.hold is Hold.always:
-            return None
-        names = ", ".join(place.name for place in binding.places)
-        raise InputError(
-            f"component '{component}': weight '{binding.name}' was replaced or removed, and is bound at {names}",
-            hint="give its new value with the pipeline's update(), for all of its places",
-        )
-
-
-def _writes(weight: torch.Tensor) -> int:
-    return 0 if isinstance(weight, (MappedWeight, ReleasedWeight)) or weight.is_inference() else weight._version
-
-
-def _is_same(weight: torch.Tensor, home: torch.Tensor) -> bool:
-    """Whether both are the same elements of the same memory; setting `data` gives a weight another."""
-    with unguarded():
-        one, other = ((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (weight, home))
-    return one == other
 
 
 class Stage:
@@ -134,7 +90,7 @@ class Resident:
         self.fetcher = fetcher
         self._writer = writer
         self._units = tuple(units)
-        self._lent: dict[str, _Lent] = {}
+        self._lent: dict[str, Lent] = {}
         self._staging = staging
         self._stage = stage
         self._repeats = repeats
@@ -350,7 +306,7 @@ class Resident:
                 # It stays bound, and is as good a home as any.
                 unit.source[stored] = value.detach()
                 unit.replaced.add(stored)
-                self._lent[stored] = _Lent(value)
+                self._lent[stored] = Lent(value)
             else:
                 check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
         if leaving := [each for each in found if each[0].hold is not Hold.always]:
@@ -385,7 +341,7 @@ class Resident:
         """Let what is bound have the value at home."""
         weight, source = self._lent[stored].weight, unit.source[stored]
         if unit.hold is Hold.always:
-            if not _is_same(weight, source):
+            if not is_same(weight, source):
                 weight = nn.Parameter(source, False)
         elif not isinstance(weight, ReleasedWeight):
             self.machine.copy_in(weight, source)
@@ -433,7 +389,7 @@ class Resident:
                     weight.requires_grad_(before.requires_grad)
                 for place in places:
                     place.put(weight)
-                self._lent[stored] = _Lent(weight)
+                self._lent[stored] = Lent(weight)
 
     def _at_home(self, unit: Unit) -> Weights:
         in_place = unit.home in (Home.mapped, Home.locked)
