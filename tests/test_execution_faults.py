@@ -206,8 +206,11 @@ def test_a_pass_that_ran_out_of_memory_is_healed_by_room(checkpoint: Path, fate:
 
 
 def fail(pipeline: LoadedPipeline) -> None:
-    handle = pipeline["model"].get_submodule("blocks.2.norm").register_forward_pre_hook(lambda *_: torch.ones(2)[5])
-    with pytest.raises(IndexError):
+    def stop(_: nn.Module, __: object) -> None:
+        raise RuntimeError("injected")
+
+    handle = pipeline["model"].get_submodule("blocks.2.norm").register_forward_pre_hook(stop)
+    with pytest.raises(RuntimeError, match="injected"):
         output(pipeline)
     handle.remove()
 
