@@ -200,7 +200,6 @@ def test_a_pass_that_ran_out_of_memory_is_healed_by_room(checkpoint: Path, fate:
         with pytest.raises(DeviceMemoryError):
             pipeline["model"](ids)
         del ballast, ids
-        pipeline.release()
         assert held(pipeline) == resting
     assert torch.equal(output(pipeline), build(Tower)(IDS))
 

@@ -94,8 +94,8 @@ def copy_in_and_see(destination, source):
     seen.append(anonymous())
 
 host.copy_in = copy_in_and_see
-torch.manual_seed(0)
-up, down = torch.randn(2048, 8), torch.randn(8, 2048)
+chance = torch.Generator().manual_seed(0)
+up, down = torch.randn(2048, 8, generator=chance), torch.randn(8, 2048, generator=chance)
 for number in range(6):
     try:
         pipeline.update("model", {f"blocks.{number}.blocks.*.weight": lambda old: old.addmm_(up, down)})
@@ -144,9 +144,9 @@ def test_merging_an_adapter_takes_one_layer_beyond_what_the_plan_left(
     assert taken <= max(merging) - loaded < taken + 32 * MIB
     assert taken <= found["margin"]
     assert found["refusal"] == refusal
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]  # torch's stubs leave it untyped
-        up, down = torch.randn(2048, 8), torch.randn(8, 2048)
+    chance = torch.Generator().manual_seed(0)
+    up, down = torch.randn(2048, 8, generator=chance), torch.randn(8, 2048, generator=chance)
+    with torch.no_grad():
         for number in range(layers):
             for inner in range(2):
                 plain.get_parameter(f"blocks.{number}.blocks.{inner}.weight").addmm_(up, down)
