@@ -85,6 +85,15 @@ def checkpoint(tmp_path: Path) -> Path:
     return save(build(Tower), tmp_path / "model.safetensors")
 
 
+@pytest.fixture
+def without_gc() -> Iterator[None]:
+    """Memory that goes only with a cycle is kept."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def placed(path: Path, fate: Fate, make: Callable[[], nn.Module] = Tower) -> LoadedPipeline:
     """Every layer with one fate on the simulated device, where the fixed part stays."""
     return load(plan_of(path, [fate] * 4, HERE, on_device=True), path, make)
@@ -171,14 +180,14 @@ def test_a_copy_of_a_placed_module_has_its_own_weights_or_is_refused(
     assert torch.equal(output(pipeline), build(Tower)(IDS))
 
 
-@pytest.mark.parametrize("fate", [(Home.mapped, Hold.phase), (Home.pageable, Hold.layer)])
-def test_memory_does_not_grow_with_calls(checkpoint: Path, fate: Fate) -> None:
+@pytest.mark.parametrize("fate", FATES)
+def test_memory_does_not_grow_with_calls(checkpoint: Path, fate: Fate, without_gc: None) -> None:
     """diffusers 7970: host memory grew with each call."""
-    pipeline = placed(checkpoint, fate)
+    pipeline = load(plan_of(checkpoint, [fate] * 4, HERE), checkpoint, Tower)
     counts: list[tuple[int, dict[str, int]]] = []
     for calls in (2, 18):
         for _ in range(calls):
-            output(pipeline)
+            pipeline["model"](IDS)
             pipeline.release()
         # Asking each for its class would wake what is only there to be warned of.
         tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
@@ -187,16 +196,16 @@ def test_memory_does_not_grow_with_calls(checkpoint: Path, fate: Fate) -> None:
 
 
 @pytest.mark.parametrize("fate", LEAVING)
-def test_a_pass_that_ran_out_of_memory_is_healed_by_room(checkpoint: Path, fate: Fate) -> None:
+def test_a_pass_that_ran_out_of_memory_is_healed_by_room(checkpoint: Path, fate: Fate, without_gc: None) -> None:
     """diffusers 14328: after one failure the hooks' books were wrong for good."""
     pipeline = placed(checkpoint, fate)
     on = pipeline.machines[DEVICE]
     resting = held(pipeline)
-    figures = on.memory()
-    assert figures.capacity_bytes is not None
+    capacity = on.memory().capacity_bytes
+    assert capacity is not None
     for left in (0, 64, 1 << 11, 1 << 12):
         ids = IDS.to(DEVICE)
-        ballast = on.allocate(figures.capacity_bytes - on.memory().allocated_bytes - left)
+        ballast = on.allocate(capacity - on.memory().allocated_bytes - left)
         with pytest.raises(DeviceMemoryError):
             pipeline["model"](ids)
         del ballast, ids
@@ -230,17 +239,8 @@ def give_up(pipeline: LoadedPipeline) -> None:
     pipeline.release()
 
 
-@pytest.fixture
-def without_gc() -> Iterator[None]:
-    """Memory that goes only with a cycle is kept."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("use", [fail, record, change, give_up])
-@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.parametrize("fate", LEAVING)
 def test_nothing_stays_of_a_deleted_pipeline_whatever_was_done_with_it(
     checkpoint: Path, fate: Fate, use: Callable[[LoadedPipeline], None], without_gc: None
 ) -> None:
@@ -286,7 +286,6 @@ def test_nothing_is_cast_and_nothing_is_there_twice(tmp_path: Path, fate: Fate) 
     assert {weight.dtype for weight in pipeline["model"].parameters()} == {torch.bfloat16}
     component = pipeline.components["model"]
     assert pipeline.machines["cpu"].memory().peak_bytes == component.host_bytes
-    assert component.host_bytes <= path.stat().st_size
     assert held(pipeline)[DEVICE] == component.resident.always_bytes + component.buffer_bytes
 
 
