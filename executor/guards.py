@@ -28,7 +28,7 @@ _SCALARS = (bool, int, float, complex, str, torch.dtype, torch.device, type(None
 
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
 
-_REFUSED = "to cpu cuda xpu half float double bfloat16 type data_ptr untyped_storage numpy"
+_REFUSED = "to cpu cuda xpu half float double bfloat16 type data_ptr untyped_storage storage numpy"
 
 _METADATA = """
 shape dtype layout requires_grad requires_grad= requires_grad_ grad grad= is_leaf grad_fn ndim itemsize nbytes is_sparse
@@ -222,7 +222,7 @@ def write_lent(weight: torch.Tensor, name: str, value: torch.Tensor) -> None:
             hint="keep its shape, dtype and device, or plan a checkpoint that has the new ones",
         )
     with torch.no_grad():
-        weight.copy_(value)
+        weight.copy_(value.clone() if _same_memory(weight, value) else value)
 
 
 class ReleasedWeight(_Guarded):
@@ -307,7 +307,7 @@ class ReleasedWeight(_Guarded):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ReleasedWeight":
         raise ReleasedWeightError(
             f"weight '{self.weight_name}' is released and cannot be copied",
-            hint="load the plan once more instead",
+            hint="load the plan once more; to read it from its home, use LoadedComponent.weights()",
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:

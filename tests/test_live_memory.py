@@ -68,3 +68,86 @@ def test_a_model_whose_copy_would_not_fit_runs_in_the_cap_that_a_copy_is_killed_
     assert wide_sum == narrow_sum
     assert wide_homes == "device"
     assert "mapped" in narrow_homes
+
+
+_MERGE = """
+import json, sys, torch
+from pathlib import Path
+from placewise import api
+from placewise.plans.errors import ExecutionError
+from placewise.plans.policy import Home, Override
+from placewise.tests.modules import Tower, machine, on_meta, overridden
+
+torch.set_num_threads(1)  # Kernels' threads keep scratch memory.
+path, home, budget = Path(sys.argv[1]), Home(sys.argv[2]), int(sys.argv[3])
+plan = api.plan(path, machine=machine(budget), policy=overridden(Override(select="model", home=home)))
+pipeline = api.load(plan, path, modules={"model": on_meta(lambda: Tower(width=2048, layers=6))})
+
+def anonymous():
+    return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+host, refusal = pipeline.machines["cpu"], None
+copy_in, seen = host.copy_in, [anonymous()]
+
+def copy_in_and_see(destination, source):
+    copy_in(destination, source)
+    seen.append(anonymous())
+
+host.copy_in = copy_in_and_see
+chance = torch.Generator().manual_seed(0)
+up, down = torch.randn(2048, 8, generator=chance), torch.randn(8, 2048, generator=chance)
+for number in range(6):
+    try:
+        pipeline.update("model", {f"blocks.{number}.blocks.*.weight": lambda old: old.addmm_(up, down)})
+    except ExecutionError as error:
+        refusal = str(error)
+        break
+weights = pipeline.components["model"].weights()
+print(json.dumps({
+    "margin": plan.verdict.margin_bytes["host"],
+    "refusal": refusal,
+    "anonymous": seen,
+    "sums": {name: weight.double().sum().item() for name, weight in weights},
+}))
+"""
+
+
+_REFUSED = """\
+component 'model': new values of mapped weights take 32.0 MiB (33554432 bytes) of the host, and the plan leaves 16.0 MiB
+hint: plan the layers that change with home pageable, or with more host memory"""
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("home", "budget", "layers", "taken", "refusal"),
+    [("device", 256 * MIB, 6, 0, None), ("mapped", 112 * MIB, 3, 96 * MIB, _REFUSED)],
+)
+def test_merging_an_adapter_takes_one_layer_beyond_what_the_plan_left(
+    tmp_path: Path, home: str, budget: int, layers: int, taken: int, refusal: str | None
+) -> None:
+    """Weights in memory are merged where they are; of mapped ones, as many layers as the margin has room for."""
+    import torch
+
+    from .modules import Tower, build, save
+
+    plain = build(lambda: Tower(width=2048, layers=6))
+    path = save(plain, tmp_path / "model.safetensors")
+    with memory_cap(520 * MIB) as cap:
+        ran = cap.python(_MERGE, str(path), home, str(budget))
+        assert ran.returncode == 0, ran.stderr
+        assert cap.oom_kills() == 0
+    found = json.loads(ran.stdout)
+    loaded, *merging = found["anonymous"]
+    if home == "device":
+        assert loaded + path.stat().st_size > cap.limit_bytes  # The model has no room there twice.
+    assert len(merging) == 2 * layers  # What was refused was not begun.
+    assert taken <= max(merging) - loaded < taken + 32 * MIB
+    assert taken <= found["margin"]
+    assert found["refusal"] == refusal
+    chance = torch.Generator().manual_seed(0)
+    up, down = torch.randn(2048, 8, generator=chance), torch.randn(8, 2048, generator=chance)
+    with torch.no_grad():
+        for number in range(layers):
+            for inner in range(2):
+                plain.get_parameter(f"blocks.{number}.blocks.{inner}.weight").addmm_(up, down)
+    assert found["sums"] == {name: weight.double().sum().item() for name, weight in plain.named_parameters()}

@@ -263,6 +263,22 @@ def test_a_value_that_is_a_view_of_its_own_weight(checkpoint: Path) -> None:
     assert torch.equal(output(pipeline), expected({WEIGHT: turned}))
 
 
+@pytest.mark.parametrize(("fate", "on_device"), [(PHASE, False), (PHASE, True), (STAYS, False), (DEVICE, True)])
+def test_data_that_is_a_view_of_its_own_weight(checkpoint: Path, fate: Fate, *, on_device: bool) -> None:
+    fixed = DEVICE if on_device else STAYS
+    pipeline = load(
+        with_margin(plan_of(checkpoint, [fate] * LAYERS, fixed, on_device=on_device), 1 << 20), checkpoint, Tower
+    )
+    ids = IDS.to(pipeline.device("model"))
+    pipeline["model"](ids)
+    weight = pipeline["model"].get_parameter(WEIGHT)
+    weight.data = weight.data.t()
+    turned = build(Tower).get_parameter(WEIGHT).t()
+    for _ in range(2):
+        assert torch.equal(pipeline["model"](ids).cpu(), expected({WEIGHT: turned}))
+        pipeline.release()
+
+
 @pytest.mark.parametrize("fate", [MAPPED, PHASE, STAYS, PAGEABLE, DEVICE])
 def test_load_state_dict_by_assignment_is_taken_over(checkpoint: Path, fate: Fate) -> None:
     pipeline, other = loaded(checkpoint, fate), build(Tower, seed=1)
