@@ -201,10 +201,8 @@ def main() -> None:
                 said = run(folder, policy, device_bytes)
                 _print_run(f"Policy {policy}, {where}", CAP_BYTES + device_bytes, said)
     print("\n## Beside the case's own figures\n")
-    print(
-        "There, on another machine, 2.22 GiB of an encoder of 62.13 GiB and 12.20 GiB of a transformer of 61.73 GiB were"
-    )
-    print("host memory for as long as they were loaded (public pull request SGLang PR 35701).")
+    print("There, on another machine, 2.22 GiB of an encoder of 62.13 GiB and 12.20 GiB of a transformer of 61.73 GiB")
+    print("were host memory for as long as they were loaded (public pull request SGLang PR 35701).")
 
 
 if __name__ == "__main__":

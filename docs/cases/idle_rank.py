@@ -3,6 +3,9 @@
 import os
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +14,23 @@ import torch
 from placewise.executor.distributed.encoder import DataParallelEncoder, Rows
 from placewise.models.reference.components import components_of, save
 from torch import distributed as dist
-from torch import multiprocessing
 
 RANKS, GRID = 2, (2, 2)
 
 
-def rank_main(rank: int, name: str) -> None:
+@torch.no_grad()
+def rank_main(rank: int, name: str) -> list[str]:
     """Plan together, load, and encode three images, then one, then none."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{name}/store", rank=rank, world_size=RANKS)
-    plan = placewise.plan_together(Path(name))
-    pipeline = placewise.load(plan, name)
+    store, patience = f"file://{name}/store", timedelta(minutes=1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=patience)
+    pipeline = placewise.load(placewise.plan_together(name), name)
     tower: Any = pipeline["text_encoder"].get_submodule("visual")
     device, sample = pipeline.device("text_encoder"), torch.empty(4, 48, dtype=torch.bfloat16, device="meta")
     # A run on meta tells what a row is: a rank without images has none to read it off.
     rows = Rows.of(components_of("tiny")["text_encoder"].bfloat16().get_submodule("visual")(sample, (GRID,)))
-    here: list[int] = []
+    here, said = list[int](), list[str]()
 
     def encode(images: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         here.append(len(images))
@@ -38,21 +41,21 @@ def rank_main(rank: int, name: str) -> None:
         images = [torch.full((4, 48), 0.1 * number, dtype=torch.bfloat16) for number in range(count)]
         here.clear()
         embeddings = encoder(images)
-        with torch.no_grad():
-            alone = torch.cat([rows.new(0, device), *(tower(image.to(device), (GRID,)) for image in images)])
-        shape, dtype, same = tuple(embeddings.shape), embeddings.dtype, torch.equal(embeddings, alone)
-        Path(name, f"{rank}.txt").open("a").write(
-            f"rank {rank}: encoded {sum(here)} of {count}, has {shape} of {dtype} on {embeddings.device}, right: {same}\n"
-        )
+        alone = torch.cat([rows.new(0, device), *(tower(image, (GRID,)) for image in images)])
+        kind = f"{tuple(embeddings.shape)} of {embeddings.dtype} on {embeddings.device}"
+        said.append(f"encoded {sum(here)} of {count}, has {kind}, right: {torch.equal(embeddings, alone)}")
     dist.destroy_process_group()
+    return [f"rank {rank}: {line}" for line in said]
 
 
 def main() -> None:
     """Start the ranks, and print what each has seen."""
-    with tempfile.TemporaryDirectory() as name:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["placewise.executor.load", "torch.distributed"])
+    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(RANKS, mp_context=context) as pool:
         save(Path(name), "tiny", seed=0)
-        multiprocessing.spawn(rank_main, (name,), nprocs=RANKS)
-        print(*(Path(name, f"{rank}.txt").read_text() for rank in range(RANKS)), sep="", end="")
+        for lines in pool.map(rank_main, range(RANKS), [name] * RANKS):
+            print(*lines, sep="\n")
 
 
 if __name__ == "__main__":
