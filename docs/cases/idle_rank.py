@@ -7,7 +7,6 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import placewise
 import torch
@@ -22,11 +21,9 @@ RANKS, GRID = 2, (2, 2)
 def rank_main(rank: int, name: str) -> list[str]:
     """Plan together, load, and encode three images, then one, then none."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store, patience = f"file://{name}/store", timedelta(minutes=1)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS, timeout=patience)
+    dist.init_process_group("gloo", f"file://{name}/store", timedelta(minutes=1), RANKS, rank)
     pipeline = placewise.load(placewise.plan_together(name), name)
-    tower: Any = pipeline["text_encoder"].get_submodule("visual")
+    tower = pipeline["text_encoder"].get_submodule("visual")
     device, sample = pipeline.device("text_encoder"), torch.empty(4, 48, dtype=torch.bfloat16, device="meta")
     # A run on meta tells what a row is: a rank without images has none to read it off.
     rows = Rows.of(components_of("tiny")["text_encoder"].bfloat16().get_submodule("visual")(sample, (GRID,)))
@@ -43,9 +40,9 @@ def rank_main(rank: int, name: str) -> list[str]:
         embeddings = encoder(images)
         alone = torch.cat([rows.new(0, device), *(tower(image, (GRID,)) for image in images)])
         kind = f"{tuple(embeddings.shape)} of {embeddings.dtype} on {embeddings.device}"
-        said.append(f"encoded {sum(here)} of {count}, has {kind}, right: {torch.equal(embeddings, alone)}")
+        said.append(f"rank {rank}: encoded {sum(here)} of {count}, has {kind}, right: {torch.equal(embeddings, alone)}")
     dist.destroy_process_group()
-    return [f"rank {rank}: {line}" for line in said]
+    return said
 
 
 def main() -> None:
