@@ -8,6 +8,7 @@ as the host's. Passes have a few tokens and one image, and go over every layer o
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -81,13 +82,13 @@ def measure(folder: Path, policy: str, device_bytes: int, *, passes: bool) -> No
     """In one process: plan, load, and run; says what each step took."""
     import torch
     from placewise import api
-    from placewise.executor import load  # noqa: F401  # imports are not what is measured
     from placewise.executor.simulation.device import DEVICES
-    from placewise.models.reference import components  # noqa: F401
     from placewise.planner.measuring.accelerators import given_accelerator, with_given
     from placewise.plans.machine import Measured
     from placewise.tests.questions import with_memory
 
+    for needed in ("executor.load", "models.reference.components"):  # imports are not what is measured
+        importlib.import_module(f"placewise.{needed}")
     machine = api.measure(folder, accelerators=False)
     if device_bytes:
         assert isinstance(machine.host.available, Measured)

@@ -36,11 +36,13 @@ def test_every_rank_has_all_embeddings_in_order(tmp_path: Path, size: int) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_without_any_item_the_result_is_on_the_compute_device(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_item_the_result_is_on_the_compute_device(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Case 3: wherever weights and inputs are, and there is no row that it could be read off."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     simulated_device(1, capacity_bytes=MIB)
-    dist.init_process_group("cpu:gloo,sim:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,sim:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         found = DataParallelEncoder(partial(plain, form), rows=ROWS[form], device=SIM)([])
     finally:
