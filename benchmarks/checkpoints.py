@@ -50,18 +50,6 @@ def mixture_of_experts(folder: Path, *, tensors: int = 100_000, shards: int = 16
     (folder / "config.json").write_text(json.dumps({"architectures": ["MixtralForCausalLM"]}))
 
 
-def video_dit(path: Path, *, blocks: int = 60, gib: float = 61.73) -> int:
-    """One bf16 file of equal blocks and a fixed part, of that size; returns its bytes."""
-    hidden = 6144
-    block = [("attn.qkv.weight", (3 * hidden, hidden)), ("attn.out.weight", (hidden, hidden))]
-    left = int(gib * GIB) - blocks * sum(2 * rows * columns for _, (rows, columns) in block)
-    rows = left // (2 * 2 * hidden) // blocks
-    block += [("mlp.up.weight", (rows, hidden)), ("mlp.down.weight", (hidden, rows))]
-    shapes = [(f"blocks.{number}.{name}", shape) for number in range(blocks) for name, shape in block]
-    shapes.append(("final.weight", (64, hidden)))
-    return write_sparse(path, [(name, "BF16", shape, 2 * shape[0] * shape[1]) for name, shape in shapes])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A component of the video pipeline: its class, its stack of equal bf16 layers, and its sizes."""

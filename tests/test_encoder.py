@@ -1,5 +1,6 @@
 """Encoders in data parallel, on real processes: empty ranks, order, and faults that no rank waits for."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,14 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from placewise.executor.distributed.agreement import rank_and_size
-from placewise.executor.distributed.encoder import Rows, spread
+from placewise.executor.distributed.encoder import DataParallelEncoder, Rows, spread
+from placewise.executor.simulation.accelerator import simulated_device
 from placewise.plans.errors import ExecutionError
+from placewise.plans.units import MIB
 
 # By the names that other processes import them by.
 from placewise.tests.encoders import FORMS, PATCH, ROWS, encode_on_ranks, faults_on_ranks, images, plain
 from placewise.tests.ranks import on_ranks
+from torch import distributed as dist
 
-from .modules import on_meta
+from .modules import SIM, on_meta
 
 COUNTS = (0, 1, 2, 3, 7)
 
@@ -29,6 +33,21 @@ def test_every_rank_has_all_embeddings_in_order(tmp_path: Path, size: int) -> No
                 assert found[form, count].dtype == rows.dtype
                 assert found[form, count].shape == expected.shape
                 assert torch.equal(found[form, count], expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_any_item_the_result_is_on_the_compute_device(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 3: wherever weights and inputs are, and there is no row that it could be read off."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    simulated_device(1, capacity_bytes=MIB)
+    dist.init_process_group("cpu:gloo,sim:gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = DataParallelEncoder(partial(plain, form), rows=ROWS[form], device=SIM)([])
+    finally:
+        dist.destroy_process_group()
+    assert (str(found.device), found.shape, found.dtype) == (SIM, (0, *ROWS[form].shape), ROWS[form].dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,12 +1,12 @@
 """Large files in a real memory cap: mapped weights take no memory of their own, and a plan keeps a process alive."""
 
-import json
 from pathlib import Path
 
 import pytest
 from placewise.plans.units import GIB, MIB
 
-from ..benchmarks.checkpoints import video_dit
+from ..benchmarks.at_size import run
+from ..benchmarks.checkpoints import reference_pipeline
 from .cgroup import live_reason, memory_cap
 
 pytestmark = [
@@ -14,25 +14,15 @@ pytestmark = [
     pytest.mark.skipif(bool(live_reason()), reason=live_reason() or "a cgroup can be made"),
 ]
 
-_MEASURE = """
-import json, sys
-from pathlib import Path
-from placewise.benchmarks.mapped_open import measure
-print(json.dumps(measure(Path(sys.argv[1]))))
-"""
 
-
-def test_a_file_of_61_gib_binds_as_mapped_in_12_gib_with_hardly_any_anonymous_memory(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "dit.safetensors"
-    size = video_dit(checkpoint)
-    with memory_cap(12 * GIB) as cap:
-        ran = cap.python(_MEASURE, str(checkpoint))
-        assert ran.returncode == 0, ran.stderr
-        figures = json.loads(ran.stdout)
-        assert cap.oom_kills() == 0
-    assert size > 61.7 * GIB
-    assert figures["mapped_bytes"] > 61.7 * GIB
-    assert figures["after_bytes"] - figures["before_bytes"] < 256 * MIB
+def test_a_pipeline_of_124_gib_loads_in_12_gib_with_hardly_any_anonymous_memory(tmp_path: Path) -> None:
+    """Case 4, by plan: what rests on the mapping takes no memory of its own."""
+    reference_pipeline(tmp_path)
+    *said, end = run(tmp_path, "low-memory", device_bytes=0, passes=False)
+    assert (end["code"], end["kills"]) == (0, 0), end["error"]
+    planned, load = said
+    assert planned["homes"] == "mapped/always"
+    assert load["after"] < 64 * MIB
 
 
 _RUN = """
