@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+from placewise.benchmarks.checkpoints import video_pipeline
 from placewise.models.pipeline import read_pipeline
 from placewise.planner.calibrating.calibrate import given_calibration
 from placewise.planner.compile import compile_plan
@@ -21,8 +22,6 @@ from placewise.plans.text import print_plan
 from placewise.plans.units import GIB
 from placewise.policies.presets import load_preset
 from rich.console import Console
-
-from ..benchmarks.checkpoints import video_pipeline
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PLANS = REPOSITORY / "plans" / "examples"

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from placewise.benchmarks.at_size import run
+from placewise.benchmarks.checkpoints import reference_pipeline
 from placewise.plans.units import GIB, MIB
 
-from ..benchmarks.at_size import run
-from ..benchmarks.checkpoints import reference_pipeline
 from .cgroup import live_reason, memory_cap
 
 pytestmark = [

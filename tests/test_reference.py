@@ -12,6 +12,7 @@ import placewise
 import psutil
 import pytest
 import torch
+from placewise.benchmarks.checkpoints import reference_pipeline
 from placewise.executor.guards import MappedWeight, plain
 from placewise.executor.procmaps import snapshot_maps
 from placewise.models.pipeline import read_pipeline
@@ -27,7 +28,6 @@ from placewise.plans.units import GIB, KIB, MIB
 from safetensors.torch import load_file
 from torch import nn
 
-from ..benchmarks.checkpoints import reference_pipeline
 from .modules import SIM, machine, overridden
 from .questions import measured
 

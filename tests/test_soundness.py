@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from placewise.benchmarks.soundness_cases import NAMES, Case, Part
+from placewise.benchmarks.soundness_run import bare_bytes, run_case
 
-from ..benchmarks.soundness_cases import NAMES, Case, Part
-from ..benchmarks.soundness_run import bare_bytes, run_case
 from .cgroup import live_reason
 
 pytestmark = [
