@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...models.build import build_module
 from ...models.dataflow import is_generator
+from ...models.inputs.ask import Latents
+from ...models.inputs.passes import Pass, latents_of, pass_of
 from ...models.layers import layer_prefix
 from ...models.tokenwise import run_in_chunks, token_wise
 from ...plans.errors import PlacewiseError
@@ -33,22 +34,13 @@ from ...plans.pipeline import (
     UnknownActivations,
     Workload,
 )
-from .ask import Latents
 from .fakes import dtype_of, faked, quiet, why
-from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
 from .row_flops import RowCounter
 
 _MOST_SIZES = 4
 
 Traced = TracedActivations | UnknownActivations
-
-
-class _AutoencoderConfig(msgspec.Struct):
-    block_out_channels: list[int] | None = None
-    decoder_block_out_channels: list[int] | None = None
-    scale_factor_spatial: int | None = None
-    scale_factor_temporal: int | None = None
 
 
 def trace_pipeline(
@@ -226,19 +218,3 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
     """Two products of `queries x keys` scores; shapes are (batch, heads, tokens, width). A causal half counts too."""
     batch, heads, queries, width = query
     return 2 * cast(int, batch * heads * queries * key[2] * (width + value[3]))
-
-
-def latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
-    """By the configuration of the first autoencoder; null where there is none, or it cannot be read."""
-    for component, folder in components:
-        if (component.class_name or "").startswith(("Autoencoder", "VQ")):
-            try:
-                config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_AutoencoderConfig)
-            except (OSError, msgspec.DecodeError):
-                return None
-            blocks = config.decoder_block_out_channels or config.block_out_channels
-            return Latents(
-                spatial=config.scale_factor_spatial or (2 ** (len(blocks) - 1) if blocks else 8),
-                temporal=config.scale_factor_temporal or 4,
-            )
-    return None
