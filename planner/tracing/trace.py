@@ -9,6 +9,7 @@ Torch is imported with this module, so nothing that has to be cheap imports it.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ from ...plans.pipeline import (
 from .fakes import dtype_of, faked, quiet, why
 from .live_bytes import LiveBytes
 from .row_flops import RowCounter
+from .stacks import Stacks
 
 _MOST_SIZES = 4
 
@@ -113,18 +115,23 @@ def _run(
         live.live += sum(buffer.nbytes for buffer in module.buffers())
         rows = RowCounter()
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
+        stacks = Stacks(module, [stack.name for stack in component.stacks], live)
         with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
-            _call(planned)
+            stacks.run_all(partial(_call, planned))
         peak, assumed = live.peak, planned.assumed
         del planned
+
+        def run() -> None:
+            live.peak = live.live  # What the module keeps of a pass is there in the next one too.
+            with live:
+                _call(pass_of(module, workload, latents))
 
         def pass_in_chunks(size: int) -> int:
             for each in chunkable:
                 run_in_chunks(each, size)
-            live.peak = live.live  # What the module keeps of a pass is there in the next one too.
-            with live:
-                _call(pass_of(module, workload, latents))
+            if not stacks.run_few(run):
+                run()
             return live.peak
 
         later = _later_passes(module, component, workload, latents)
