@@ -135,7 +135,10 @@ def _run(
             return live.peak
 
         later = _later_passes(module, component, workload, latents)
-        chunked = _chunked_peaks(_chunk_sizes(max(tokens, default=0)), pass_in_chunks)
+        sizes = _chunk_sizes(max(tokens, default=0))
+        if sizes:
+            stacks.check(run)
+        chunked = _chunked_peaks(sizes, pass_in_chunks)
     traced = TracedActivations(
         peak_bytes=peak,
         flops=flops.get_total_flops(),
