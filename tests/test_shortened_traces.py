@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from placewise.models.reference.config import SIZES
 from placewise.planner.tracing import stacks, trace
@@ -57,7 +57,7 @@ def reference(name: str, kind: str, **changes: int) -> tuple[str, str, Mapping[s
 @st.composite
 def models(draw: st.DrawFn) -> tuple[str, str, Mapping[str, object], str, int]:
     """Library, class, configuration, stack and layers."""
-    layers, inner = draw(st.integers(4, 6)), draw(st.sampled_from((192, 320)))
+    layers, inner = draw(st.integers(5, 7)), draw(st.sampled_from((192, 320)))
     own = {"num_layers": layers, "intermediate_size": inner}
     bert = {**WIDE, "model_type": "bert", "intermediate_size": inner, "num_hidden_layers": layers}
     llama = {**LLAMA, "intermediate_size": inner, "num_hidden_layers": layers}
@@ -72,7 +72,7 @@ def models(draw: st.DrawFn) -> tuple[str, str, Mapping[str, object], str, int]:
     return (*draw(st.sampled_from(cases)), layers)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(model=models(), tokens=st.integers(129, 300), batch=st.integers(1, 2))
 def test_shortened_passes_tell_what_whole_ones_tell(
     tmp_path_factory: pytest.TempPathFactory,
