@@ -83,7 +83,9 @@ def refused_on_ranks(rank: int, plans: dict[str, tuple[Path, Plan]]) -> dict[str
         "ranks": refused(lambda: passes(*plans["three"], on_meta(even))),
         "leaky": refused(lambda: passes(*plans["leaky"], on_meta(Leaky))),
         "whole": refused(lambda: passes(path, offloaded(plan), on_meta(odd))),
-        "update": refused(lambda: placewise.apply(plan, path, on_meta(odd)).update("model", {"embed.weight": torch.neg})),
+        "update": refused(
+            lambda: placewise.apply(plan, path, on_meta(odd)).update("model", {"embed.weight": torch.neg})
+        ),
     }
 
 

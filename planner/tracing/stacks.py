@@ -23,7 +23,7 @@ class Stacks:
 
     Args:
         module: on fake tensors.
-        names: of stacks; those that are no lists of modules, or whose layers after the first differ, never run shortened.
+        names: of stacks; those that are no lists of modules, or whose layers after the first differ, always run whole.
         live: active in every pass.
     """
 
