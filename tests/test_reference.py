@@ -256,7 +256,8 @@ def test_a_run_passes_through_every_component(folder: Path, workload: Workload) 
     for name in NAMES:
 
         def see(_: object, __: object, output: Any, name: str = name) -> None:
-            shapes[name].append((output[0] if isinstance(output, tuple) else output).shape)
+            first: Any = output[0] if isinstance(output, tuple) else output
+            shapes[name].append(first.shape)
 
         loaded[name].register_forward_hook(see)
     ran = run_samples(loaded, 2, record=True)

@@ -26,6 +26,10 @@ from .real_passes import LLAMA, WIDE, component, stack
 T5 = {"model_type": "t5", "d_model": 64, "d_kv": 8, "num_heads": 2, "vocab_size": 30}
 
 
+def never(*_: object) -> bool:
+    return False
+
+
 @dataclass
 class Traces:
     """Both ways, and of each shortened pass whether it was taken."""
@@ -43,7 +47,7 @@ class Traces:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(stacks.Stacks, "run_few", spied)
             short = trace_it()
-            patch.setattr(stacks.Stacks, "run_few", lambda *_: False)
+            patch.setattr(stacks.Stacks, "run_few", never)
             whole = trace_it()
         assert isinstance(short, TracedActivations), short
         assert isinstance(whole, TracedActivations), whole
@@ -61,7 +65,7 @@ def models(draw: st.DrawFn) -> tuple[str, str, Mapping[str, object], str, int]:
     own = {"num_layers": layers, "intermediate_size": inner}
     bert = {**WIDE, "model_type": "bert", "intermediate_size": inner, "num_hidden_layers": layers}
     llama = {**LLAMA, "intermediate_size": inner, "num_hidden_layers": layers}
-    cases = (
+    cases: tuple[tuple[str, str, Mapping[str, object], str], ...] = (
         (*reference("text_encoder", "ReferenceTextEncoder", **own), "layers"),
         (*reference("transformer", "ReferenceTransformer", **own), "blocks"),
         ("transformers", "LlamaForCausalLM", llama, "model.layers"),
@@ -69,7 +73,8 @@ def models(draw: st.DrawFn) -> tuple[str, str, Mapping[str, object], str, int]:
         ("transformers", "BertModel", bert, "encoder.layer"),
         ("transformers", "T5EncoderModel", {**T5, "d_ff": inner, "num_layers": layers}, "encoder.block"),
     )
-    return (*draw(st.sampled_from(cases)), layers)
+    library, kind, config, name = draw(st.sampled_from(cases))
+    return library, kind, config, name, layers
 
 
 @settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.generate))

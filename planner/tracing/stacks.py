@@ -4,7 +4,8 @@ Torch is imported with this module.
 """
 
 # Torch's own types are partial here, and its modules keep their tables underscored.
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
