@@ -1,7 +1,7 @@
 """The reference pipeline: what it computes, its files, and that a plan changes none of its bits."""
 
 # Torch's own types are partial here, and safetensors'.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import json
 from collections.abc import Mapping
