@@ -1,5 +1,8 @@
 """The demonstration: a real sentence encoder and a pipeline too large for its machine, compared to the bit."""
 
+# Safetensors' types are partial.
+# pyright: reportUnknownVariableType=false
+
 import importlib
 import importlib.util
 import os
