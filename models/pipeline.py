@@ -140,15 +140,15 @@ def _single(path: Path) -> _Source:
 
 
 def _class_of(folder: Path) -> tuple[str | None, str | None]:
-    """Library and class by the folder's config.json; nulls where there is none or it names no class."""
-    file = folder / "config.json"
-    if not file.is_file():
-        return None, None
-    config = _decode(file, _Config)
+    """Library and class by the folder's config.json, or by the index of its pipeline; nulls where neither names one."""
+    file, index = folder / "config.json", folder.resolve().parent / "model_index.json"
+    config = _decode(file, _Config) if file.is_file() else _Config()
     if config.diffusers_class is not None:
         return "diffusers", config.diffusers_class
     if config.architectures:
         return "transformers", config.architectures[0]
+    if file.is_file() and index.is_file():
+        return _component_entry(_decode(index, dict[str, object]).get(folder.resolve().name)) or (None, None)
     return None, None
 
 

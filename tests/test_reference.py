@@ -1,7 +1,7 @@
 """The reference pipeline: what it computes, its files, and that a plan changes none of its bits."""
 
 # Torch's own types are partial here, and safetensors'.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import json
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ import torch
 from placewise.benchmarks.checkpoints import reference_pipeline
 from placewise.executor.guards import MappedWeight, plain
 from placewise.executor.procmaps import snapshot_maps
+from placewise.executor.report import run_samples
 from placewise.models.pipeline import read_pipeline
 from placewise.models.reference.components import components_of, from_folder, save
 from placewise.models.reference.config import SIZES, TransformerConfig
@@ -244,6 +245,34 @@ def test_every_component_is_traced_at_the_shapes_that_the_pipeline_has(folder: P
     peaks = {part.name: part.activations for part in found.components}
     assert all(isinstance(each, TracedActivations) for each in peaks.values())
     assert found.notes == ("text_encoder: traced with text alone for its activations",)
+
+
+@pytest.mark.parametrize("workload", [Workload(), Workload(batch=2, tokens=5, height=8, width=12, frames=5)])
+def test_a_run_passes_through_every_component(folder: Path, workload: Workload) -> None:
+    """What the workload states not is small."""
+    plan = placewise.plan(folder, machine=machine(GIB, 64 * MIB), workload=workload)
+    loaded = placewise.load(plan, folder)
+    shapes: dict[str, list[torch.Size]] = {name: [] for name in NAMES}
+    for name in NAMES:
+
+        def see(_: object, __: object, output: Any, name: str = name) -> None:
+            first: Any = output[0] if isinstance(output, tuple) else output
+            shapes[name].append(first.shape)
+
+        loaded[name].register_forward_hook(see)
+    ran = run_samples(loaded, 2, record=True)
+    assert all(len(ran[name].seconds) == 2 and ran[name].spans for name in NAMES)
+    batch, tokens, frames, height, width = (2, 5, 5, 8, 12) if workload.tokens else (1, 16, 9, 64, 64)
+    latents = batch * (1 + (frames - 1) // 2) * (height // 4) * (width // 4)
+    assert [shapes["text_encoder"][0][:2], shapes["transformer"][0][0]] == [(batch, tokens), latents]
+    assert shapes["video_vae"] == [(batch, 3, frames, height, width)] * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_component_alone_is_known_by_its_pipelines_index(folder: Path, name: str) -> None:
+    whole = {part.name: part for part in read_pipeline(folder, workload=Workload()).components}
+    (alone,) = read_pipeline(folder / name, workload=Workload()).components
+    assert (alone.library, alone.class_name) == ("placewise", whole[name].class_name)
 
 
 @pytest.mark.parametrize(

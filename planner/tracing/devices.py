@@ -22,14 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...models.build import build_module
+from ...models.inputs.passes import latents_of, pass_of
 from ...models.layers import layer_prefix
 from ...models.operands import mismatch, mixes_devices, written_arguments
 from ...plans.document import Placement, Plan, Refused
 from ...plans.errors import InputError, PlacewiseError, RefusedError
 from ...plans.policy import Home
 from .fakes import CPU, dtype_of, faked, quiet, why
-from .inputs import pass_of
-from .trace import latents_of
 
 _CROSSINGS: Final = frozenset((torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default))
 """What moves bytes between devices may have both."""

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """While active, watches storages come and go: `live` bytes now, and the `peak` so far.
+    """While active, watches storages come and go: `live` bytes now and after each operation, and the `peak` so far.
 
     What operations return is seen, and kept in mind until it dies; the scratch memory inside them is not. Bytes are
     those of whole storages, each counted once.
@@ -29,6 +29,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
+        self.history: list[int] = []
         self._sizes: dict[int, int] = {}
         for tensor in excluded:
             storage = tensor.untyped_storage()
@@ -42,6 +43,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf.untyped_storage())
         self.peak = max(self.peak, self.live)
+        self.history.append(self.live)
         return results
 
     def _see(self, storage: torch.UntypedStorage) -> None:

@@ -9,10 +9,10 @@ Torch is imported with this module, so nothing that has to be cheap imports it.
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...models.build import build_module
 from ...models.dataflow import is_generator
+from ...models.inputs.ask import Latents
+from ...models.inputs.passes import Pass, latents_of, pass_of
 from ...models.layers import layer_prefix
 from ...models.tokenwise import run_in_chunks, token_wise
 from ...plans.errors import PlacewiseError
@@ -33,22 +35,14 @@ from ...plans.pipeline import (
     UnknownActivations,
     Workload,
 )
-from .ask import Latents
 from .fakes import dtype_of, faked, quiet, why
-from .inputs import Pass, pass_of
 from .live_bytes import LiveBytes
 from .row_flops import RowCounter
+from .stacks import Stacks
 
 _MOST_SIZES = 4
 
 Traced = TracedActivations | UnknownActivations
-
-
-class _AutoencoderConfig(msgspec.Struct):
-    block_out_channels: list[int] | None = None
-    decoder_block_out_channels: list[int] | None = None
-    scale_factor_spatial: int | None = None
-    scale_factor_temporal: int | None = None
 
 
 def trace_pipeline(
@@ -121,22 +115,30 @@ def _run(
         live.live += sum(buffer.nbytes for buffer in module.buffers())
         rows = RowCounter()
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
+        stacks = Stacks(module, [stack.name for stack in component.stacks], live)
         with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
-            _call(planned)
+            stacks.run_all(partial(_call, planned))
         peak, assumed = live.peak, planned.assumed
         del planned
+
+        def run() -> None:
+            live.peak = live.live  # What the module keeps of a pass is there in the next one too.
+            with live:
+                _call(pass_of(module, workload, latents))
 
         def pass_in_chunks(size: int) -> int:
             for each in chunkable:
                 run_in_chunks(each, size)
-            live.peak = live.live  # What the module keeps of a pass is there in the next one too.
-            with live:
-                _call(pass_of(module, workload, latents))
+            if not stacks.run_few(run):
+                run()
             return live.peak
 
         later = _later_passes(module, component, workload, latents)
-        chunked = _chunked_peaks(_chunk_sizes(max(tokens, default=0)), pass_in_chunks)
+        sizes = _chunk_sizes(max(tokens, default=0))
+        if sizes:
+            stacks.check(run)
+        chunked = _chunked_peaks(sizes, pass_in_chunks)
     traced = TracedActivations(
         peak_bytes=peak,
         flops=flops.get_total_flops(),
@@ -226,19 +228,3 @@ def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> in
     """Two products of `queries x keys` scores; shapes are (batch, heads, tokens, width). A causal half counts too."""
     batch, heads, queries, width = query
     return 2 * cast(int, batch * heads * queries * key[2] * (width + value[3]))
-
-
-def latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
-    """By the configuration of the first autoencoder; null where there is none, or it cannot be read."""
-    for component, folder in components:
-        if (component.class_name or "").startswith(("Autoencoder", "VQ")):
-            try:
-                config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_AutoencoderConfig)
-            except (OSError, msgspec.DecodeError):
-                return None
-            blocks = config.decoder_block_out_channels or config.block_out_channels
-            return Latents(
-                spatial=config.scale_factor_spatial or (2 ** (len(blocks) - 1) if blocks else 8),
-                temporal=config.scale_factor_temporal or 4,
-            )
-    return None

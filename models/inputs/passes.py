@@ -7,21 +7,30 @@ Torch is imported with this module.
 # pyright: reportUnknownMemberType=false
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+import msgspec
 import torch
 from torch import nn
 
 from ...plans.errors import InputError
-from ...plans.pipeline import Workload
+from ...plans.pipeline import Component, Workload
 from .ask import Ask, Latents, Maker
 from .diffusers import DECODERS, DENOISERS
 from .reference import REFERENCE
 
 ASSUMED_TOKENS = 512
 """Tokens of a text where the workload states none, and the model has room for them."""
+
+
+class _AutoencoderConfig(msgspec.Struct):
+    block_out_channels: list[int] | None = None
+    decoder_block_out_channels: list[int] | None = None
+    scale_factor_spatial: int | None = None
+    scale_factor_temporal: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,22 @@ def pass_of(module: nn.Module, workload: Workload, latents: Latents | None) -> P
     )
     call = cast(Callable[..., object], getattr(module, "decode") if name in DECODERS else module)  # noqa: B009
     return Pass(call=call, arguments=maker(ask), assumed=tuple(ask.assumed))
+
+
+def latents_of(components: Iterable[tuple[Component, Path]]) -> Latents | None:
+    """By the configuration of the first autoencoder; null where there is none, or it cannot be read."""
+    for component, folder in components:
+        if (component.class_name or "").startswith(("Autoencoder", "VQ")):
+            try:
+                config = msgspec.json.decode((folder / "config.json").read_bytes(), type=_AutoencoderConfig)
+            except (OSError, msgspec.DecodeError):
+                return None
+            blocks = config.decoder_block_out_channels or config.block_out_channels
+            return Latents(
+                spatial=config.scale_factor_spatial or (2 ** (len(blocks) - 1) if blocks else 8),
+                temporal=config.scale_factor_temporal or 4,
+            )
+    return None
 
 
 def _transformers_maker(module: nn.Module) -> Maker | None:

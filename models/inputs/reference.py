@@ -5,7 +5,7 @@ What a latent stands for, each configuration says itself.
 
 from math import prod
 
-from ...models.reference.transformer import Packing
+from ..reference.transformer import Packing
 from .ask import Ask, Latents, Maker
 
 

@@ -1,0 +1,1 @@
+"""Inputs of sample passes, by class: for tracing without data, and for trying a loaded pipeline."""
