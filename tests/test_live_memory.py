@@ -1,5 +1,6 @@
 """Large files in a real memory cap: mapped weights take no memory of their own, and a plan keeps a process alive."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_a_pipeline_of_124_gib_loads_in_12_gib_with_hardly_any_anonymous_memory(
 
 _RUN = """
 import sys, torch
+import json
 from pathlib import Path
 from placewise import api
 from placewise.tests.modules import Tower, on_meta
@@ -62,6 +64,7 @@ def test_a_model_whose_copy_would_not_fit_runs_in_the_cap_that_a_copy_is_killed_
 
 _MERGE = """
 import json, sys, torch
+import json
 from pathlib import Path
 from placewise import api
 from placewise.plans.errors import ExecutionError
