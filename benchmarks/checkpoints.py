@@ -100,12 +100,20 @@ VIDEO_PIPELINE = {
 both VAEs are assumptions, chosen to be of the usual order."""
 
 
-def video_pipeline(folder: Path, *, shard_bytes: int = 5 * GIB) -> None:
-    """Write that pipeline as a diffusers folder of sparse, sharded checkpoints with a fixed modification time."""
+def video_pipeline(folder: Path, *, without: str | None = None, shard_bytes: int = 5 * GIB) -> None:
+    """Write that pipeline as a diffusers folder of sparse, sharded checkpoints with a fixed modification time.
+
+    Args:
+        folder: is made.
+        without: a component that is left out.
+        shard_bytes: the most that a file has.
+    """
     scheduler = ["diffusers", "FlowMatchEulerDiscreteScheduler"]
     index: dict[str, object] = {"_class_name": "H3Pipeline", "scheduler": scheduler}
     (folder / "scheduler").mkdir(parents=True)
     for name, part in VIDEO_PIPELINE.items():
+        if name == without:
+            continue
         index[name] = [part.library, part.class_name]
         (folder / name).mkdir()
         key = "architectures" if part.library == "transformers" else "_class_name"

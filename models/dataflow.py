@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import cast
 
-import networkx as nx
-
 from ..plans.errors import InputError
 
 _CONDITIONERS = ("text_encoder", "image_encoder", "condition_encoder", "audio_encoder")
@@ -44,9 +42,13 @@ def phase_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple
     Raises:
         InputError: an edge names a component that is not there, or the flow has a cycle.
     """
+    known, edges = set(names), tuple(edges)
+    if not edges:
+        return tuple(sorted(known))
+    import networkx as nx  # takes longer to import than one component takes to plan
+
     graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(sorted(names))
-    known = set(graph)
+    graph.add_nodes_from(sorted(known))
     for source, target in sorted(edges):
         for name in (source, target):
             if name not in known:
