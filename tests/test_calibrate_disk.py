@@ -1,13 +1,16 @@
 import mmap
 import os
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from placewise.planner.calibrating import disk
 from placewise.planner.calibrating.disk import DiskMeasurement
 from placewise.planner.calibrating.effort import Effort
 from placewise.planner.calibrating.files import Source, checkpoint_files, has_holes, open_sources
-from placewise.planner.calibrating.timed_reads import Region, Way, timed_read
+from placewise.planner.calibrating.timed_reads import Region, Sample, Way, timed_read
 from placewise.plans.calibration import ReadMode
 from placewise.plans.units import KIB, MIB
 
@@ -194,3 +197,20 @@ def test_a_file_cut_short_meanwhile_is_an_error_and_no_crash(model: Path, monkey
         region = Region(source=source, offset=0, length=256 * KIB)
         with pytest.raises(OSError, match="Bad address"):
             timed_read(way, region, opened.fileno(), 1.0)
+
+
+def test_one_lucky_measurement_does_not_choose_the_way(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lucky = Way(mode=ReadMode.direct, chunk_bytes=LITTLE.chunk_bytes[0], depth=LITTLE.depths[0])
+    seen: Counter[Way] = Counter()
+
+    def read(way: Way, *_: object) -> Sample:
+        seen[way] += 1
+        steady = {ReadMode.buffered: 2e9, ReadMode.direct: 1e9, ReadMode.faults: 5e8}[way.mode]
+        return Sample(bytes_per_s=9e9 if way == lucky and seen[way] == 1 else steady, cpu_s_per_gib=0.0)
+
+    monkeypatch.setattr(disk, "timed_read", read)
+    with open_sources(model, least_bytes=MIB, temporary_bytes=MIB) as sources:
+        found = measured(*sources.files, effort=replace(LITTLE, rounds=1, finals=3, finalists=2, region_bytes=64 * KIB))
+    assert max(found.rates, key=lambda rate: rate.bytes_per_s).mode is ReadMode.buffered
+    assert seen[lucky] > 1
+    assert all(count == 1 for way, count in seen.items() if way.mode is ReadMode.faults)

@@ -15,6 +15,8 @@ class Effort:
         depths: how many reads are under way at once.
         disk_s: after this time no further round of measurements begins. The first one takes at most about this time.
         rounds: the most rounds; the median of a measurement's rounds counts, of two the lower one.
+        finalists: so many of the fastest ways of reading are measured again, for the best of many is often mere luck.
+        finals: the most rounds of these.
         least_file_bytes: smaller files of the checkpoint are not read.
         temporary_bytes: the size of a file that is written where the checkpoint's own cannot be read.
         copy_bytes: copied in one measurement of memory or of a link.
@@ -29,6 +31,8 @@ class Effort:
     depths: tuple[int, ...] = (1, 4, 8)
     disk_s: float = 6.0
     rounds: int = 3
+    finalists: int = 4
+    finals: int = 5
     least_file_bytes: int = 256 * MIB
     temporary_bytes: int = 512 * MIB
     copy_bytes: int = 256 * MIB
