@@ -98,12 +98,12 @@ _LEAST_LOSS = 0.03
 def _loss(draft: Draft, rates: Rates) -> float:
     """What runs beside the compute is not free: else weights would be fetched again and again with memory to spare.
 
-    On the CPU reads take processor time that the compute wants.
+    On the CPU reads take processor time that the compute wants: of its cores' time the part that they keep busy.
     """
     disk = rates.disk
     if not draft.on_cpu or disk is None or disk.cpu_s_per_gib is None:
         return _LEAST_LOSS
-    return max(_LEAST_LOSS, disk.cpu_s_per_gib / GIB * disk.bytes_per_s)
+    return max(_LEAST_LOSS, disk.cpu_s_per_gib / GIB * disk.bytes_per_s / (rates.cores or 1))
 
 
 def _fault_rate(draft: Draft, rates: Rates) -> float | None:

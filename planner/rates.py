@@ -22,6 +22,7 @@ class Rates:
         link_mapped_bytes_per_s: the same from a mapped file in the page cache; as pageable where not measured.
         memory_copy_bytes_per_s: copies from host memory to host memory.
         pin_s_per_gib: what it costs to page-lock memory.
+        cores: processor cores that compute and reads share.
         flops: operations per second of matrix products, by dtype name and rows; null rows are a square product.
     """
 
@@ -34,6 +35,7 @@ class Rates:
     link_mapped_bytes_per_s: float | None = None
     memory_copy_bytes_per_s: float | None = None
     pin_s_per_gib: float | None = None
+    cores: float | None = None
     flops: tuple[tuple[str, int | None, float], ...] = ()
 
     @property
@@ -94,6 +96,7 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
         link_mapped_bytes_per_s=links.get("mapped", links.get("pageable")),
         memory_copy_bytes_per_s=calibration.memory_copy_bytes_per_s,
         pin_s_per_gib=calibration.pin_s_per_gib,
+        cores=calibration.cores,
         flops=tuple((rate.dtype, rate.rows, rate.flops_per_s) for rate in calibration.compute if rate.device == device),
     )
 

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from .record import Record
 
@@ -54,12 +54,14 @@ class Calibration(Record):
     """All rates of one machine, with the day they were measured and the machine's fingerprint.
 
     `given` marks rates that were stated for a machine that is not here. Rates that were not measured are absent, and
-    what depends on them is unknown. `pin_s_per_gib` is null without pinned memory.
+    what depends on them is unknown. `pin_s_per_gib` is null without pinned memory. `cores` are those that this process
+    might use, of which a quota may leave a fraction.
     """
 
     measured_at: str
     fingerprint: str
     given: bool = False
+    cores: PositiveFloat | None = Field(default=None, exclude_if=lambda cores: cores is None)
     memory_copy_bytes_per_s: PositiveFloat | None = None
     disks: tuple[DiskRate, ...] = ()
     links: tuple[LinkRate, ...] = ()

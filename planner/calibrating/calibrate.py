@@ -10,6 +10,7 @@ from ...plans.errors import InputError
 from ...plans.machine import Accelerator, Disk, Machine, Measured
 from ...plans.units import MIB
 from ...policies.admission import CPU
+from ..measuring.cores import available_cores
 from ..measuring.disk import disk_of
 from ..measuring.host import measure_host
 from .cache import fingerprint_of
@@ -73,6 +74,7 @@ def calibrate(
     return Calibration(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         fingerprint=fingerprint,
+        cores=available_cores(),
         memory_copy_bytes_per_s=copy_bytes_per_s,
         disks=disks,
         links=links.rates,
