@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from ..plans.calibration import Calibration, DiskRate, ReadMode
 
-_SLOWEST_FIRST = (ReadMode.buffered, ReadMode.direct)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -14,7 +12,9 @@ class Rates:
 
     Attributes:
         device: the compute device.
-        disk: the fastest way of cold reads into memory, with its mode, chunk and depth.
+        disk: the way of cold reads into slots, with its mode, chunk and depth: the fastest around the page cache, or
+            through it where there is none around it. What is read so does not stay in the cache, which has no room for
+            it; to push it through all the same takes up to twice as long under a memory cap.
         buffered: the fastest cold reads through the page cache.
         faults: page faults by as few threads as were measured, for a fault stops the thread that computes.
         link_pageable_bytes_per_s: copies from host memory to the device.
@@ -88,7 +88,7 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
     faults = [rate for rate in calibration.disks if rate.mode is ReadMode.faults]
     return Rates(
         device=device,
-        disk=max(reads, key=_speed, default=None),
+        disk=max(reads, key=lambda rate: (rate.mode is ReadMode.direct, *_speed(rate)), default=None),
         buffered=max((rate for rate in reads if rate.mode is ReadMode.buffered), key=_speed, default=None),
         faults=min(faults, key=lambda rate: (rate.depth, rate.chunk_bytes), default=None),
         link_pageable_bytes_per_s=links.get("pageable"),
@@ -101,6 +101,5 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
     )
 
 
-def _speed(rate: DiskRate) -> tuple[float, int, int, int]:
-    """Direct reads before buffered ones at the same speed: they cost less processor time."""
-    return rate.bytes_per_s, _SLOWEST_FIRST.index(rate.mode), -rate.chunk_bytes, -rate.depth
+def _speed(rate: DiskRate) -> tuple[float, int, int]:
+    return rate.bytes_per_s, -rate.chunk_bytes, -rate.depth

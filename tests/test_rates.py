@@ -53,6 +53,13 @@ def test_the_fastest_way_of_cold_reads_counts() -> None:
     assert rates.disk_bytes_per_s == 3e9
 
 
+def test_reads_around_the_cache_go_before_faster_ones_through_it() -> None:
+    around, through = disk(ReadMode.direct, 4, 4, 1e9), disk(ReadMode.buffered, 1, 4, 3e9)
+    rates = rates_of(measured(disks=(through, around)), "cpu")
+    assert (rates.disk, rates.buffered) == (around, through)
+    assert rates_of(measured(disks=(through,)), "cpu").disk == through
+
+
 def test_page_faults_are_no_way_of_cold_reads() -> None:
     faults = disk(ReadMode.faults, 4, 1, 9e9)
     rates = rates_of(measured(disks=(disk(ReadMode.faults, 4, 8, 10e9), faults)), "cpu")
