@@ -1,5 +1,6 @@
 """What ships: one package at the top level, every folder of it, and nothing imported with it."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,13 @@ def test_every_init_file_but_the_face_is_a_docstring() -> None:
         lines = (REPOSITORY / folder / "__init__.py").read_text().splitlines()
         assert len(lines) == 1
         assert lines[0].startswith('"""')
+
+
+def test_inside_the_package_imports_are_relative() -> None:
+    """A linter's ban cannot tell them apart in a checkout whose folder has the package's name."""
+    files = [*REPOSITORY.glob("*.py"), *(path for folder in SHIPPED for path in REPOSITORY.glob(f"{folder}/**/*.py"))]
+    absolute = re.compile(r"^\s*(?:from|import) placewise\b", re.MULTILINE)
+    assert [str(path) for path in files if absolute.search(path.read_text())] == []
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
