@@ -26,6 +26,7 @@ from placewise.plans.errors import ExecutionError, InputError
 from placewise.plans.pipeline import TracedActivations, Workload
 from placewise.plans.policy import Hold, Home, Override
 from placewise.plans.units import GIB, KIB, MIB
+from placewise.policies.presets import PRESETS
 from safetensors.torch import load_file
 from torch import nn
 
@@ -168,13 +169,27 @@ PLANS: Mapping[str, tuple[int, int | None, list[Override]]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_changes_no_bit(folder: Path, expected: tuple[torch.Tensor, torch.Tensor], name: str) -> None:
     host, device, overrides = PLANS[name]
-    loaded = placewise.load(planned(folder, host, device, *overrides), folder)
-    pipeline = loaded.library()
+    check_bits(planned(folder, host, device, *overrides), folder, expected, SIM if device else "cpu")
+
+
+@pytest.mark.parametrize("device", [None, MIB], ids=["cpu", "simulated"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_i9_no_preset_changes_a_bit(
+    folder: Path, expected: tuple[torch.Tensor, torch.Tensor], preset: str, device: int | None
+) -> None:
+    room = dict.fromkeys(NAMES, 300 * KIB)
+    plan = placewise.plan(folder, machine=machine(GIB, device), policy=preset, activation_bytes=room)
+    check_bits(plan, folder, expected, SIM if device else "cpu")
+
+
+def check_bits(plan: Plan, folder: Path, expected: tuple[torch.Tensor, torch.Tensor], device: str) -> None:
+    """Two requests of a loaded plan are the plain pipeline's, on the plan's device."""
+    pipeline = placewise.load(plan, folder).library()
     assert isinstance(pipeline, ReferencePipeline)
     for _ in range(2):
         found = pipeline(IDS, **IMAGES, **SIZE, seed=7)
         for one, other in zip(found, expected, strict=True):
-            assert str(one.device) == (SIM if device else "cpu")
+            assert str(one.device) == device
             assert torch.equal(one.cpu(), other)
 
 
