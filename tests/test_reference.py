@@ -177,7 +177,7 @@ def test_a_plan_changes_no_bit(folder: Path, expected: tuple[torch.Tensor, torch
 def test_i9_no_preset_changes_a_bit(
     folder: Path, expected: tuple[torch.Tensor, torch.Tensor], preset: str, device: int | None
 ) -> None:
-    room = dict.fromkeys(NAMES, 300 * KIB)
+    room: dict[str, int] = dict.fromkeys(NAMES, 300 * KIB)
     plan = placewise.plan(folder, machine=machine(GIB, device), policy=preset, activation_bytes=room)
     check_bits(plan, folder, expected, SIM if device else "cpu")
 
