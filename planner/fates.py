@@ -89,4 +89,6 @@ def _shares(draft: Draft) -> bool:
 
 def _grants(unit: Unit, fate: Fate) -> bool:
     home, hold = unit.wish.home, unit.wish.hold
+    if unit.stack is None and hold is Hold.layer:
+        hold = unit.hold  # What is in no layer has the shortest hold that there is for it.
     return home in (None, fate[0]) and hold in (None, fate[1])
