@@ -38,6 +38,12 @@ class TestHonoured:
         )
         assert fates(plan, "transformer") == ["fixed pageable/phase", "blocks[0:2] mapped/layer"]
 
+    def test_hold_layer_leaves_the_fixed_part_its_homes(self) -> None:
+        component = component_of("a", stack_of("blocks", GIB, GIB), fixed=GIB)
+        layers = Override(select="a", hold=Hold.layer, compute_device="cpu")
+        fitting = plan_of(machine_of(64 * GIB), component, policy=policy_of("auto", layers))
+        assert fates(fitting, "a") == ["fixed device/always", "blocks[0:2] mapped/layer"]
+
     @pytest.mark.parametrize(("home", "hold"), [(Home.device, None), (None, Hold.always), (Home.device, Hold.always)])
     def test_at_home_on_the_device_even_under_a_policy_of_little(self, home: Home | None, hold: Hold | None) -> None:
         wish = Override(select="vae", home=home, hold=hold)

@@ -13,7 +13,7 @@ from placewise.executor.layout import Stored, as_stored, extents, pack
 from placewise.executor.pages import Pages, merged, without
 from placewise.executor.report import report_run
 from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, slot_bytes_for_reads
-from placewise.plans.document import Reader
+from placewise.plans.document import Plan, Reader
 from placewise.plans.policy import Hold, Home
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
@@ -107,6 +107,23 @@ def save(case: Case, folder: Path) -> Path:
     return folder / names[0]
 
 
+def planned(case: Case, path: Path, device: str = DEVICE) -> Plan:
+    """The plan of a case, on the CPU or on that device."""
+    return plan_of(
+        path,
+        case.fates,
+        case.fixed,
+        reader=case.reader,
+        chunk_bytes=case.chunk_bytes,
+        depth=case.depth,
+        slots=case.slots,
+        ahead=case.ahead,
+        on_device=case.on_device,
+        pinned=case.pinned,
+        device=device,
+    )
+
+
 @given(case=cases())
 @settings(max_examples=40)
 def test_every_mixture_of_homes_holds_and_readers_gives_the_plain_bytes_and_leaves_nothing(case: Case) -> None:
@@ -124,20 +141,7 @@ def check_mixture(case: Case, device: str) -> None:
         locked_before, threads_before = locked_bytes(), reader_threads()
         x = torch.ones(2, dtype=torch.float64)
         expected = build(case.make)(x)
-        plan = plan_of(
-            path,
-            case.fates,
-            case.fixed,
-            reader=case.reader,
-            chunk_bytes=case.chunk_bytes,
-            depth=case.depth,
-            slots=case.slots,
-            ahead=case.ahead,
-            on_device=case.on_device,
-            pinned=case.pinned,
-            device=device,
-        )
-        pipeline = load(plan, path, case.make)
+        pipeline = load(planned(case, path, device), path, case.make)
         for _ in range(2):
             assert torch.equal(pipeline["model"](x.to(pipeline.device("model"))).cpu(), expected)
         pipeline.release()

@@ -19,8 +19,7 @@ from placewise.plans.policy import Home
 from torch import nn
 
 from ..modules import build, load
-from ..readings import plan_of
-from .test_reader_laws import Case, cases, save, stored_layers
+from .test_reader_laws import Case, cases, planned, save, stored_layers
 
 
 class Way(Enum):
@@ -102,19 +101,7 @@ def test_any_sequence_of_updates_and_passes_is_that_of_the_plain_module(case: Ca
         path = save(case, Path(folder))
         before = digests(path.parent)
         plain, x = build(case.make), torch.ones(2, dtype=torch.float64)
-        plan = plan_of(
-            path,
-            case.fates,
-            case.fixed,
-            reader=case.reader,
-            chunk_bytes=case.chunk_bytes,
-            depth=case.depth,
-            slots=case.slots,
-            ahead=case.ahead,
-            on_device=case.on_device,
-            pinned=case.pinned,
-        )
-        pipeline = load(plan, path, case.make)
+        pipeline = load(planned(case, path), path, case.make)
         device, names = pipeline.device("model"), names_of(plain)
         ever_changed = set[str]()
         for step in [*steps, PASS]:
