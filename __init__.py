@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         read_plan,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "apply",
     "check",

@@ -4,11 +4,13 @@ Exit codes: 0 fits, or done; 1 the execution failed, or would mix devices; 2 bad
 fits; 4 drifted, the plan's facts no longer hold. What a command needs is imported when it runs, so that help is quick.
 """
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from . import __version__
 from .arguments import PATH, planning_options
 from .plans.errors import DeviceMismatchError, DriftError, InputError, PlacewiseError, RefusedError
 from .terminal import count_bar, part_bar, say, stdout
@@ -17,11 +19,13 @@ if TYPE_CHECKING:
     from .options import Request
     from .plans.document import Plan
 
+_GC_THRESHOLD = 100_000
+
 EXIT_FAILED, EXIT_INPUT, EXIT_REFUSED, EXIT_DRIFTED = 1, 2, 3, 4
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="placewise")
+@click.version_option(__version__, package_name="placewise")
 def cli() -> None:
     """Plan where the weights of a PyTorch pipeline rest, before anything is loaded.
 
@@ -81,7 +85,7 @@ def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: o
     PATH is a safetensors file, or the folder of one, of a transformers model or of a diffusers pipeline. With facts
     of several machines there is one plan for each, and a table of them.
     """
-    from . import api, options
+    from . import options
     from .planner.compile import compile_plan
     from .plans.codec import plan_to_json, write_file
 
@@ -89,7 +93,7 @@ def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: o
     if len(asked.machines) > 1:
         _plan_hosts(asked, output, as_json=as_json)
         return
-    made = compile_plan(asked.pipeline, asked.machine, asked.policy, asked.workload, version=api.version())
+    made = compile_plan(asked.pipeline, asked.machine, asked.policy, asked.workload, version=__version__)
     if output is not None:
         write_file(output, plan_to_json(made))
     _show(made, as_json=as_json)
@@ -102,7 +106,7 @@ def plan(path: Path, output: Path | None, as_json: bool, trace: bool, **given: o
 @planning_options
 def frontier(path: Path, output: Path | None, points: int, trace: bool, **given: object) -> None:
     """Print what memory buys: the cost of a request over device and host memory, up to the machine's own."""
-    from . import api, options
+    from . import options
     from .planner.frontier import frontier as sweep
     from .planner.frontier import grid_size
     from .planner.text import draw_frontier, print_frontier
@@ -115,7 +119,7 @@ def frontier(path: Path, output: Path | None, points: int, trace: bool, **given:
         asked.policy,
         asked.workload,
         steps=points,
-        version=api.version(),
+        version=__version__,
         progress=bar,
     )
     print_frontier(found, stdout())
@@ -271,15 +275,12 @@ def schema() -> None:
 
 def _plan_hosts(asked: "Request", output: Path | None, *, as_json: bool) -> None:
     """Plan for several machines, and end with the code for refused where one of the plans is."""
-    from . import api
     from .planner.hosts import plan_hosts
     from .planner.text import print_hosts
     from .plans.codec import plan_to_json, write_file
 
     bar = count_bar("planning", len(asked.machines))
-    plans = plan_hosts(
-        asked.pipeline, asked.machines, asked.policy, asked.workload, version=api.version(), progress=bar
-    )
+    plans = plan_hosts(asked.pipeline, asked.machines, asked.policy, asked.workload, version=__version__, progress=bar)
     if output is not None:
         for name, made in plans.items():
             write_file(output / f"{name}.json", plan_to_json(made))
@@ -341,6 +342,8 @@ def _fail(error: PlacewiseError, code: int) -> NoReturn:
 
 def main() -> None:
     """Run the command line, and turn errors into one message and an exit code."""
+    # Imports make many objects that stay. Looking through them again and again takes a twelfth of what planning does.
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         cli.main(standalone_mode=True)
     except InputError as error:

@@ -1,10 +1,10 @@
 """The public face: measure, plan, check, load, apply. Each call is one step from facts to a running module."""
 
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import __version__
 from .models.pipeline import read_pipeline
 from .planner.calibrating.cache import fingerprint_of, load_calibration
 from .planner.compile import compile_plan
@@ -100,7 +100,7 @@ def plan(
         machine or measure(model),
         load_preset(policy) if isinstance(policy, str) else policy,
         workload,
-        version=version(),
+        version=__version__,
     )
 
 
@@ -228,11 +228,3 @@ def apply(plan: Plan, model: Path | str, module: "nn.Module") -> "LoadedPipeline
             hint="load(plan, model, modules={name: module}) takes any of them",
         )
     return load(plan, model, modules=dict.fromkeys(names, module))
-
-
-def version() -> str:
-    """Placewise's version; `0+unknown` in a checkout that is not installed."""
-    try:
-        return metadata.version("placewise")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"

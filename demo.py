@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import api
-from .planner.calibrating.calibrate import given_calibration
+from .planner.calibrating.given import given_calibration
 from .planner.measuring.accelerators import given_accelerator, given_host
 from .plans.document import Plan
 from .plans.errors import ExecutionError, InputError

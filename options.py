@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from .api import measure
 from .models.pipeline import read_pipeline
-from .planner.calibrating.calibrate import given_calibration
+from .planner.calibrating.given import given_calibration
 from .planner.measuring.accelerators import given_accelerator, given_host, with_given
 from .planner.measuring.facts import read_machine
 from .plans.codec import explain_validation, read_file

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.hosts import plan_hosts
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.machine import Machine

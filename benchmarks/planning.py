@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.compile import compile_plan
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.machine import Machine

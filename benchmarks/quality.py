@@ -9,7 +9,7 @@ decision. Compute is left out, so that seconds are those of moving weights; they
 from dataclasses import dataclass
 from itertools import pairwise
 
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.compile import compile_plan
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.document import Fits, Plan

@@ -1,8 +1,9 @@
 """The data flow between components, as a directed acyclic graph."""
 
 from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from itertools import pairwise
-from typing import cast
 
 from ..plans.errors import InputError
 
@@ -42,13 +43,8 @@ def phase_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple
     Raises:
         InputError: an edge names a component that is not there, or the flow has a cycle.
     """
-    known, edges = set(names), tuple(edges)
-    if not edges:
-        return tuple(sorted(known))
-    import networkx as nx  # takes longer to import than one component takes to plan
-
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(sorted(known))
+    known = set(names)
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(sorted(known), ()))
     for source, target in sorted(edges):
         for name in (source, target):
             if name not in known:
@@ -56,10 +52,17 @@ def phase_order(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> tuple
                     f"the data flow names '{name}', which is no component",
                     hint=f"components are {sorted(known)}",
                 )
-        graph.add_edge(source, target)
+        sorter.add(target, source)
     try:
-        return tuple(nx.lexicographical_topological_sort(graph))
-    except nx.NetworkXUnfeasible:
-        found = cast("list[tuple[str, str]]", nx.find_cycle(graph))  # pyright: ignore[reportUnknownMemberType]
-        cycle = " -> ".join([*(source for source, _ in found), found[0][0]])
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " -> ".join(error.args[1])
         raise InputError(f"the data flow has a cycle: {cycle}", hint="give edges that lead one way") from None
+    ready: list[str] = []
+    order: list[str] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heappush(ready, name)
+        order.append(heappop(ready))
+        sorter.done(order[-1])
+    return tuple(order)

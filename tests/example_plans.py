@@ -11,7 +11,7 @@ from pathlib import Path
 
 from placewise.benchmarks.checkpoints import video_pipeline
 from placewise.models.pipeline import read_pipeline
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.compile import compile_plan
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.codec import plan_to_json

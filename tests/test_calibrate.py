@@ -5,9 +5,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from placewise.planner.calibrating.calibrate import calibrate, given_calibration
+from placewise.planner.calibrating.calibrate import calibrate
 from placewise.planner.calibrating.compute import here, measure_copy, measure_links, measure_products
 from placewise.planner.calibrating.effort import USUAL
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.plans.calibration import ReadMode
 from placewise.plans.calibration_text import print_calibration

@@ -9,7 +9,7 @@ from placewise.planner.calibrating.cache import (
     load_calibration,
     save_calibration,
 )
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.measuring.accelerators import given_accelerator
 from placewise.planner.measuring.cores import available_cores
 from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, ReadMode

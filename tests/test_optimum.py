@@ -2,7 +2,7 @@
 
 import pytest
 from placewise.planner.apply import even_positions
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.plans.document import Plan
 from placewise.plans.machine import Machine
 from placewise.plans.units import GIB, MIB

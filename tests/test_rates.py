@@ -1,5 +1,5 @@
 import pytest
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.costs import compute_seconds
 from placewise.planner.rates import Rates, rates_of
 from placewise.plans.calibration import Calibration, ComputeRate, DiskRate, LinkRate, ReadMode

@@ -4,7 +4,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from placewise.planner.calibrating.calibrate import given_calibration
+from placewise.planner.calibrating.given import given_calibration
 from placewise.planner.frontier import frontier, grid_size
 from placewise.planner.text import draw_frontier, print_frontier, print_worths
 from placewise.planner.worth import moved_bytes, request_seconds, transfer_seconds, worths

@@ -2,13 +2,17 @@
 
 from collections import Counter
 
+import networkx as nx
 from hypothesis import assume, given
+from placewise.models.dataflow import phase_order
 from placewise.plans.document import Plan
+from placewise.plans.graph import graph_of
+from placewise.plans.pipeline import Pipeline
 from placewise.plans.policy import Copies
 
 from .. import oracle
 from ..questions import fits
-from ..strategies import fitting_plans
+from ..strategies import fitting_plans, pipelines
 
 
 @given(fitting_plans())
@@ -156,3 +160,22 @@ def test_moved_bytes_are_the_oracles(plan: Plan) -> None:
     decided = next(each for each in plan.decisions if each.rule.startswith("least-"))
     assume(decided.rule == "least-bytes-moved")
     assert decided.because["moved_bytes"] == oracle.moved_bytes(plan)
+
+
+@given(fitting_plans())
+def test_the_phases_are_a_topological_order_of_the_plans_graph(plan: Plan) -> None:
+    graph = graph_of(plan)
+    order = list(graph)
+    assert order == [phase.component for phase in plan.phases]
+    assert all(order.index(source) < order.index(target) for source, target in graph.edges)
+    assert set(graph.edges) == set(plan.pipeline.edges)
+    for name, attributes in graph.nodes(data=True):
+        assert {each.component for each in (attributes["placement"], attributes["phase"])} == {name}
+        assert attributes["component"].name == name
+
+
+@given(pipelines())
+def test_phases_of_any_flow_are_in_networkxs_lexicographical_order(pipeline: Pipeline) -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph(pipeline.edges)
+    graph.add_nodes_from(names := [component.name for component in pipeline.components])
+    assert list(phase_order(names, pipeline.edges)) == list(nx.lexicographical_topological_sort(graph))
