@@ -238,8 +238,9 @@ def draft_of(
 
     Of a sharded one the units are one rank's part, and their fates are settled.
     """
-    reads = reads_of(rates[seat.device], network=machine.disk is not None and machine.disk.network)
     on_cpu = seat.device == CPU
+    network = machine.disk is not None and machine.disk.network
+    reads = reads_of(rates[seat.device], network=network, on_cpu=on_cpu)
     axis, wish = axis_of(seat.device, machine), wishes.of(component.name, None)
     sharding = sharding_of(component, wish, budgets[axis].usable_bytes, ranks)
     placed = component if sharding is None else part_of(component)
@@ -270,12 +271,12 @@ _NETWORK_READS = Reads(reader=Reader.buffered, chunk_bytes=4 << 20, depth=4)
 """A network file system is never read page by page, even where nobody measured how fast it is."""
 
 
-def reads_of(rates: Rates, *, network: bool) -> Reads | None:
-    """The fastest measured reads, if they beat page faults."""
+def reads_of(rates: Rates, *, network: bool, on_cpu: bool) -> Reads | None:
+    """The fastest measured reads. A device takes them if they beat page faults; the CPU's run beside its compute."""
     disk = rates.disk
     if disk is None:
         return _NETWORK_READS if network else None
-    if not network and disk.bytes_per_s <= (rates.fault_bytes_per_s or 0):
+    if not on_cpu and not network and disk.bytes_per_s <= (rates.fault_bytes_per_s or 0):
         return None
     return Reads(reader=Reader(disk.mode.value), chunk_bytes=disk.chunk_bytes, depth=disk.depth)
 

@@ -56,7 +56,7 @@ def fates_of(unit: Unit, draft: Draft, policy: Policy, budgets: dict[str, Budget
 
 
 def _on_cpu(unit: Unit, draft: Draft, *, copies: bool) -> list[Fate]:
-    """In place, or through slots where reads beat page faults; copied, or locked where ranks share the pages."""
+    """In place, or through slots that reads fill beside the compute; copied, or locked where ranks share the pages."""
     fates = [(Home.mapped, Hold.always)]
     if draft.reads is not None and unit.stack is not None:
         fates.append((Home.mapped, Hold.layer))

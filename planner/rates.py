@@ -1,9 +1,13 @@
 """The rates that the simulator and the solver reckon with: one device's view of a calibration."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..plans.calibration import Calibration, DiskRate, ReadMode
+
+_AS_FAST = 0.8
+"""Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,18 +82,18 @@ class Rates:
 def rates_of(calibration: Calibration | None, device: str) -> Rates:
     """The rates for one compute device such as `cuda:0` or `cpu`; all unknown without a calibration.
 
-    Of rates that are equal the one with the smaller chunk and the lower depth counts, so that the result does not
-    depend on the order of the records.
+    The result does not depend on the order of the records.
     """
     if calibration is None:
         return Rates(device=device)
     links = {link.source: link.bytes_per_s for link in calibration.links if link.device == device}
     reads = [rate for rate in calibration.disks if rate.mode is not ReadMode.faults]
+    buffered = _fastest(rate for rate in reads if rate.mode is ReadMode.buffered)
     faults = [rate for rate in calibration.disks if rate.mode is ReadMode.faults]
     return Rates(
         device=device,
-        disk=max(reads, key=lambda rate: (rate.mode is ReadMode.direct, *_speed(rate)), default=None),
-        buffered=max((rate for rate in reads if rate.mode is ReadMode.buffered), key=_speed, default=None),
+        disk=_fastest(rate for rate in reads if rate.mode is ReadMode.direct) or buffered,
+        buffered=buffered,
         faults=min(faults, key=lambda rate: (rate.depth, rate.chunk_bytes), default=None),
         link_pageable_bytes_per_s=links.get("pageable"),
         link_pinned_bytes_per_s=links.get("pinned"),
@@ -101,5 +105,13 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
     )
 
 
-def _speed(rate: DiskRate) -> tuple[float, int, int]:
-    return rate.bytes_per_s, -rate.chunk_bytes, -rate.depth
+def _fastest(rates: Iterable[DiskRate]) -> DiskRate | None:
+    """Of the ways that are as fast as can be told apart, that with most reads under way, of these the smallest.
+
+    A disk that several reads keep as busy as one may have been at its limit just then; in a faster moment one leaves it
+    idle between its end and the next one's begin, and the more so beside the compute.
+    """
+    known = list(rates)
+    enough = _AS_FAST * max((rate.bytes_per_s for rate in known), default=0.0)
+    near = (rate for rate in known if rate.bytes_per_s >= enough)
+    return max(near, key=lambda rate: (rate.depth, -rate.chunk_bytes), default=None)

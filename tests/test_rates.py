@@ -68,16 +68,17 @@ def test_page_faults_are_no_way_of_cold_reads() -> None:
     assert rates.fault_bytes_per_s == 9e9
 
 
-def test_equal_rates_are_ordered_by_their_cost() -> None:
-    least = disk(ReadMode.direct, 1, 1, 1e9)
+def test_of_rates_that_cannot_be_told_apart_most_reads_under_way_count_and_then_the_smallest() -> None:
+    chosen = disk(ReadMode.direct, 4, 8, 1.7e9)
     disks = (
-        disk(ReadMode.buffered, 1, 1, 1e9),
-        disk(ReadMode.direct, 4, 1, 1e9),
-        least,
-        disk(ReadMode.direct, 1, 4, 1e9),
+        disk(ReadMode.direct, 1, 8, 1.5e9),
+        disk(ReadMode.direct, 4, 1, 2e9),
+        disk(ReadMode.direct, 16, 8, 1.9e9),
+        disk(ReadMode.direct, 1, 4, 2.1e9),
+        chosen,
     )
-    assert rates_of(measured(disks=disks), "cpu").disk == least
-    assert rates_of(measured(disks=disks[::-1]), "cpu").disk == least
+    assert rates_of(measured(disks=disks), "cpu").disk == chosen
+    assert rates_of(measured(disks=disks[::-1]), "cpu").disk == chosen
 
 
 def test_links_and_products_are_those_of_the_device() -> None:

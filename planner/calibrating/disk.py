@@ -19,6 +19,7 @@ _NOTE_AGAIN = "the files are small: parts of them were read more than once, whic
 _NOTE_SLOW = "the disk is slow: {mode} reads of large chunks many at a time"
 _SMALL_PARTS = 8
 _FOLIO_BYTES = 4 * MIB
+_PAUSES_S = (0.0, 0.001, 0.01)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,8 +127,7 @@ class DiskMeasurement:
         if descriptor is None:
             self._notes[_NOTE_REFUSED] = None
             return
-        _forget(region)
-        if way.mode is not ReadMode.direct and is_cached(region):
+        if not _is_forgotten(region) and way.mode is not ReadMode.direct:
             self._notes[_NOTE_CACHED.format(mode=way.mode)] = None
             return
         try:
@@ -161,8 +161,17 @@ def _bytes_of(ways: Iterable[Way], effort: Effort) -> int:
     return sum(max(effort.region_bytes, way.chunk_bytes * way.depth) for way in ways)
 
 
-def _forget(region: Region) -> None:
-    """Drop a region from the page cache and a little around it: pages that are cached as one are dropped as one."""
+def _is_forgotten(region: Region) -> bool:
+    """Drop a region from the page cache, and tell whether it is gone.
+
+    A little around it goes too: pages that are cached as one are dropped as one. Those that another thread has in hand
+    just then stay, and go a moment later.
+    """
     start = region.offset // _FOLIO_BYTES * _FOLIO_BYTES
     end = -(-(region.offset + region.length) // _FOLIO_BYTES) * _FOLIO_BYTES
-    os.posix_fadvise(region.source.buffered, start, end - start, os.POSIX_FADV_DONTNEED)
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        os.posix_fadvise(region.source.buffered, start, end - start, os.POSIX_FADV_DONTNEED)
+        if not is_cached(region):
+            return True
+    return False
