@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ class LoadedPipeline:
     def device(self, component: str) -> torch.device:
         """Where a component computes, whatever its weights' homes: inputs, masks and tables are made there."""
         return self.components[component].resident.machine.device
+
+    def autocast(self, component: str, dtype: torch.dtype) -> AbstractContextManager[object]:
+        """Mixed precision for a component's passes, where its device has it; elsewhere the context changes nothing."""
+        machine = self.components[component].resident.machine
+        return torch.autocast(machine.device.type, dtype=dtype) if machine.capabilities.autocast else nullcontext()
 
     def enter(self, component: str) -> None:
         """Begin a component's phase before anything of it is used; its first use does so too."""

@@ -15,11 +15,13 @@ class Capabilities:
         pinned_memory: page-locked host memory makes its copies faster and asynchronous.
         streams: copies can run beside the compute, on a copy engine.
         unified: host and device are one pool of memory, so that staging would only make a second copy.
+        autocast: torch can choose the dtype of each operation there.
     """
 
     pinned_memory: bool
     streams: bool
     unified: bool
+    autocast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class CpuMachine(AtOnce):
     @property
     def capabilities(self) -> Capabilities:
         """One pool of memory, and nothing that copies beside the compute."""
-        return Capabilities(pinned_memory=False, streams=False, unified=True)
+        return Capabilities(pinned_memory=False, streams=False, unified=True, autocast=True)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Give a flat, uninitialised uint8 tensor; the host's memory bounds it, and nothing here does."""

@@ -166,4 +166,9 @@ def _capabilities(device: torch.device) -> Capabilities:
     unified = device.type == "mps" or (
         device.type == "cuda" and bool(torch.cuda.get_device_properties(device).is_integrated)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # untyped in torch
     )
-    return Capabilities(pinned_memory=device.type == "cuda" and not unified, streams=not unified, unified=unified)
+    return Capabilities(
+        pinned_memory=device.type == "cuda" and not unified,
+        streams=not unified,
+        unified=unified,
+        autocast=torch.amp.is_autocast_available(device.type),
+    )

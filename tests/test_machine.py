@@ -65,7 +65,7 @@ def test_the_simulated_machine_bounds_memory_and_counts_copies() -> None:
 
 
 def test_capabilities() -> None:
-    assert CpuMachine().capabilities == Capabilities(pinned_memory=False, streams=False, unified=True)
+    assert CpuMachine().capabilities == Capabilities(pinned_memory=False, streams=False, unified=True, autocast=True)
     pretended = Capabilities(pinned_memory=False, streams=False, unified=True)
     device = simulated_device(0, capacity_bytes=CAPACITY)
     assert SimulatedMachine(device, capabilities=pretended).capabilities == pretended
@@ -85,7 +85,7 @@ def test_the_peak_on_mps_is_the_most_that_was_seen(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: next(allocated))
     monkeypatch.setattr("torch.mps.recommended_max_memory", lambda: 1000)
     machine = TorchMachine("mps")
-    assert machine.capabilities == Capabilities(pinned_memory=False, streams=False, unified=True)
+    assert machine.capabilities == Capabilities(pinned_memory=False, streams=False, unified=True, autocast=True)
     assert [machine.mark(), machine.mark()] == [None, None]
     assert machine.memory() == MemoryFigures(allocated_bytes=300, peak_bytes=700, capacity_bytes=1000)
     machine.reset_peak()

@@ -135,6 +135,21 @@ def test_a_pipeline_of_diffusers_executes_where_it_computes(tmp_path: Path, make
     assert (pipe.device, pipe._execution_device) == (there, there)
 
 
+@pytest.mark.parametrize("device", ["cpu", SIM, UNIFIED])
+def test_passes_have_mixed_precision_where_the_device_has_it_and_are_as_ever_elsewhere(
+    language_model: Path, device: str
+) -> None:
+    loaded = placewise.load(
+        placewise.plan(language_model, machine=machine(device), policy=overridden()), language_model
+    )
+    plain, ids = seeded(llama), IDS.to(device)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=device == "cpu"):
+        expected = plain(IDS).logits
+    assert torch.equal(expected, plain(IDS).logits) == (device != "cpu")
+    with loaded.autocast("model", torch.bfloat16):
+        assert torch.equal(loaded["model"](ids).logits.cpu(), expected)
+
+
 class Counting(SimulatedMachine):
     """Unified memory; counts what is waited for, and how much is held when caches are emptied."""
 
