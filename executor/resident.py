@@ -299,7 +299,8 @@ class Resident:
         found = [
             (unit, stored, value)
             for unit, stored in weights
-            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
+            if not self._lent[stored].is_untouched(self.bindings[stored], unit)
+            and (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
         ]
         for unit, stored, value in found:
             if unit.hold is Hold.always:
@@ -385,7 +386,8 @@ class Resident:
         with unguarded():
             for stored, weight in weights.items():
                 places = self.bindings[stored].places
-                if (before := places[0].find()) is not None:
+                before = places[0].find()
+                if before is not None and before.requires_grad != weight.requires_grad:
                     weight.requires_grad_(before.requires_grad)
                 for place in places:
                     place.put(weight)

@@ -1,7 +1,8 @@
 """Reads of a unit's bytes to where they belong: into host memory, or through buffers on the host to a device."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -26,6 +27,19 @@ class Place:
     fill: Callable[[], None]
 
 
+def _plain_mode() -> AbstractContextManager[object]:
+    """Neither gradients nor inference mode. To leave what is not on takes as long as to fetch a small layer."""
+    if torch.is_inference_mode_enabled():
+        return _outside_inference()
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
+
+
+@contextmanager
+def _outside_inference() -> Generator[None]:
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
 def fetch(machine: Machine, place: Place, behind: Iterable[Mark] = ()) -> Mark:
     """Fill a place through the copy stream, and give the mark behind which its weights are there.
 
@@ -36,7 +50,7 @@ def fetch(machine: Machine, place: Place, behind: Iterable[Mark] = ()) -> Mark:
         place: of the unit.
         behind: marks behind which the place's memory is not used any more.
     """
-    with torch.inference_mode(mode=False), torch.no_grad(), machine.copying():
+    with _plain_mode(), machine.copying():
         for mark in behind:
             machine.wait(mark)
         place.fill()
