@@ -12,8 +12,22 @@ from placewise.plans.document import Plan
 from placewise.plans.machine import Machine
 from placewise.plans.pipeline import Pipeline, Workload
 from placewise.plans.policy import Policy
+from placewise.plans.units import GIB
 
+from .questions import component_of, machine_of, policy_of, stack_of
 from .strategies import machines, pipelines, policies, workloads
+
+
+def test_many_hosts_are_planned_by_several_processes_with_the_same_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "available_cores", lambda: 2.5)
+    pipeline = Pipeline(name="p", components=(component_of("a", stack_of("blocks", *[GIB] * 4)),), edges=())
+    policy, workload = policy_of("auto"), Workload()
+    named = {str(number): machine_of((8 + number) * GIB) for number in range(64)}
+    told: list[int] = []
+    plans = plan_hosts(pipeline, named, policy, workload, version="0", progress=told.append)
+    assert list(plans) == list(named)
+    assert plans == {name: compile_plan(pipeline, each, policy, workload, version="0") for name, each in named.items()}
+    assert told == [1] * 64
 
 
 @settings(max_examples=30)
