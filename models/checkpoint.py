@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from ..plans.errors import CheckpointError
+from ..plans.pipeline import Transform
 from .headers import Header, TensorEntry, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -21,12 +22,14 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensor
 class CheckpointFacts:
     """What the headers say. `tensors` maps each name to its file and entry; every name stands in one file.
 
-    `root` is the folder that the files' relative paths start from.
+    `root` is the folder that the files' relative paths start from. `transforms` has those of the tensors that the
+    module wants otherwise, in their order.
     """
 
     root: Path
     files: tuple[Header, ...]
     tensors: dict[str, tuple[Header, TensorEntry]]
+    transforms: dict[str, tuple[Transform, ...]] = field(default_factory=dict[str, tuple[Transform, ...]])
 
     @property
     def aliases(self) -> dict[str, str]:
