@@ -9,10 +9,23 @@ from placewise.plans.machine import Machine, Unlimited
 from placewise.plans.pipeline import Pipeline, Workload
 from placewise.plans.units import MIB
 
-from ..questions import BARE, HUGE, Case, component_of, cuda, host_of, measured, policy_of, stack_of, with_memory
+from ..questions import (
+    BARE,
+    HUGE,
+    Case,
+    component_of,
+    cuda,
+    host_of,
+    measured,
+    policy_of,
+    stack_of,
+    transformed,
+    with_memory,
+)
 from ..timed import calibrated, computing, disk_of, least_seconds, placements
 
-_MOST_PLACEMENTS = 700
+_MOST_PLACEMENTS = 440
+"""With up to three slots for each of two components they are few enough for the planner to try each."""
 _MICROSECOND = 1e-6
 
 
@@ -21,11 +34,12 @@ def timed_cases(draw: st.DrawFn) -> Case:
     """One or two components with a few layers, on the CPU or on a device, with every rate known."""
     sizes = st.sampled_from([4 * MIB, 8 * MIB, 12 * MIB])
     equal = st.integers(1, 5).flatmap(lambda count: sizes.map(lambda size: [size] * count))
+    of_stack = st.sampled_from([lambda stack: stack, transformed])
     components = tuple(
         computing(
             component_of(
                 name,
-                stack_of("blocks", *draw(equal | st.lists(sizes, min_size=1, max_size=3))),
+                draw(of_stack)(stack_of("blocks", *draw(equal | st.lists(sizes, min_size=1, max_size=3)))),
                 fixed=draw(st.sampled_from([0, 4 * MIB, 16 * MIB])),
                 passes=draw(st.sampled_from([1, 3, 10])),
             ),
