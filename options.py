@@ -202,14 +202,15 @@ def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
         component, colon, rest = text.partition(":")
         tensor, equals, given = rest.rpartition("=")
         kind, *values = given.split(":")
-        if not (component and colon and tensor and equals and len(values) == len(_FIELDS.get(kind, " "))):
+        fields = _FIELDS.get(kind)
+        if not (component and colon and tensor and equals) or fields is None or len(fields) != len(values):
             raise InputError(
                 f"--transform '{text}' is not COMPONENT:TENSOR=KIND",
                 hint="kinds are deinterleave:GROUPS:PARTS, transpose and cast:DTYPE",
             )
-        fields = dict(zip(_FIELDS[kind], values, strict=True))
+        stated = {"kind": kind, "tensor": tensor, **dict(zip(fields, values, strict=True))}
         try:
-            transform = _TRANSFORM.validate_python({"kind": kind, "tensor": tensor, **fields}, strict=False)
+            transform = _TRANSFORM.validate_python(stated, strict=False)
         except ValidationError as error:
             raise InputError(f"--transform '{text}': {explain_validation(error)}") from None
         found.setdefault(component, []).append(transform)

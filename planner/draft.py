@@ -309,7 +309,7 @@ def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -
         wish = wishes.of(component.name, stack.name)
         for size in stack.sizes:
             stored, packed, transformed = size.layer_bytes, size.packed_bytes, size.transformed_bytes
-            slot = _read_slot(size, stack.extents) if on_cpu and reads else packed
+            slot = read_slot_bytes(size, stack.extents) if on_cpu and reads else packed
             home, hold = _first_fate(stack.name, packed, transformed, wish, on_cpu=on_cpu)
             for layer in range(*size.layers):
                 yield Unit(
@@ -325,7 +325,7 @@ def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -
                 )
 
 
-def _read_slot(size: LayerSize, extents: int) -> int:
+def read_slot_bytes(size: LayerSize, extents: int) -> int:
     """A slot that a layer is read into as it is stored, with what is transformed packed behind.
 
     Where a file's layout does not serve, layers are packed into their slots after all.

@@ -14,11 +14,24 @@ from placewise.executor.pages import Pages, merged, without
 from placewise.executor.report import report_run
 from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, slot_bytes_for_reads
 from placewise.plans.document import Plan, Reader
+from placewise.plans.pipeline import Cast, Deinterleave, Transform, Transpose
 from placewise.plans.policy import Hold, Home
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
 from ..modules import build, load
-from ..readings import DEVICE, Fate, Shape, Stacked, are_gone, locked_bytes, open_files, plan_of, reader_threads, shift
+from ..readings import (
+    DEVICE,
+    Fate,
+    Shape,
+    Stacked,
+    Steps,
+    are_gone,
+    locked_bytes,
+    open_files,
+    plan_of,
+    reader_threads,
+    shift,
+)
 
 ON_CPU: tuple[Fate, ...] = (
     (Home.device, Hold.always),
@@ -29,6 +42,7 @@ ON_CPU: tuple[Fate, ...] = (
     (Home.locked, Hold.layer),
     (Home.mapped, Hold.phase),
 )
+IN_PLACE = ((Home.mapped, Hold.always), (Home.locked, Hold.always))
 ON_DEVICE: tuple[Fate, ...] = (
     (Home.device, Hold.always),
     *(
@@ -43,16 +57,22 @@ SHAPES = st.tuples(
     st.one_of(
         st.tuples(st.integers(0, 5)),
         st.tuples(st.integers(1, 7), st.integers(1, 7)),
-        st.sampled_from([(), (1000,), (3, 4099), (33, 257)]),
+        st.sampled_from([(), (1000,), (3, 4099), (33, 257), (12, 5), (24, 2, 3), (36, 129)]),
     ),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A checkpoint of one or two shards, what becomes of each layer, and how mapped ones are read."""
+    """A checkpoint of one or two shards, what becomes of each layer, and how mapped ones are read.
+
+    `steps` transform the layers' weights, those of a number in all of them, and `last` transforms the fixed one.
+    """
 
     shapes: tuple[Shape, ...]
+    steps: tuple[Steps, ...]
+    last: Steps
+    piece_bytes: int
     fates: tuple[Fate, ...]
     fixed: Fate
     tied: bool
@@ -68,7 +88,28 @@ class Case:
     second_shard: int
 
     def make(self) -> Stacked:
+        return Stacked(self.shapes, layers=len(self.fates), tied=self.tied, steps=self.steps, last=self.last)
+
+    def make_stored(self) -> Stacked:
         return Stacked(self.shapes, layers=len(self.fates), tied=self.tied)
+
+
+@st.composite
+def steps_of(draw: st.DrawFn, shape: Shape, tensor: str) -> Steps:
+    """Some of the transforms that a tensor may have, in any order."""
+    dtype, extents = shape
+    steps: list[Transform] = []
+    for kind in draw(st.lists(st.sampled_from(["deinterleave", "transpose", "cast"]), unique=True)):
+        divisors = [(g, p) for g in (2, 3, 4) for p in (2, 3) if extents and extents[0] % (g * p) == 0]
+        if kind == "deinterleave" and divisors:
+            groups, parts = draw(st.sampled_from(divisors))
+            steps.append(Deinterleave(tensor=tensor, groups=groups, parts=parts))
+        elif kind == "transpose" and len(extents) > 1:
+            extents = (*extents[:-2], *extents[:-3:-1])
+            steps.append(Transpose(tensor=tensor))
+        elif kind == "cast" and dtype.itemsize > 1:
+            steps.append(Cast(tensor=tensor, dtype=draw(st.sampled_from(["F16", "BF16", "F32", "F64"]))))
+    return tuple(steps)
 
 
 @st.composite
@@ -76,13 +117,20 @@ def cases(draw: st.DrawFn) -> Case:
     on_device, slots = draw(st.booleans()), draw(st.integers(1, 3))
     pinned = on_device and draw(st.booleans())
     known = [fate for fate in (ON_DEVICE if on_device else ON_CPU) if pinned or fate[0] is not Home.pinned]
-    fates, fixed = st.sampled_from(known), st.sampled_from([fate for fate in known if fate[1] is not Hold.layer])
-    shapes = draw(st.lists(SHAPES, min_size=1, max_size=5))
+    shapes, tied = draw(st.lists(SHAPES, min_size=1, max_size=5)), draw(st.booleans())
+    # The first is stored as the fixed weight where they are tied.
+    steps = [draw(steps_of(shape, f"blocks.*.parts.{at}")) if at or not tied else () for at, shape in enumerate(shapes)]
+    last = () if tied else draw(steps_of((torch.float32, (3,)), "last"))
+    fates = st.sampled_from([fate for fate in known if fate not in IN_PLACE or not any(steps)])
+    fixed = st.sampled_from([fate for fate in known if fate[1] is not Hold.layer and not (last and fate in IN_PLACE)])
     return Case(
         shapes=tuple(shapes),
+        steps=tuple(steps),
+        last=last,
+        piece_bytes=draw(st.sampled_from((16, 600, 4 << 20))),
         fates=tuple(draw(st.lists(fates, min_size=2, max_size=5))),
         fixed=draw(fixed),
-        tied=draw(st.booleans()),
+        tied=tied,
         on_device=on_device,
         pinned=pinned,
         reader=draw(st.sampled_from(Reader)),
@@ -98,7 +146,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def save(case: Case, folder: Path) -> Path:
     """Shards in which the weights of a layer may lie apart."""
-    weights = {name: weight.detach() for name, weight in build(case.make).named_parameters()}
+    weights = {name: weight.detach() for name, weight in build(case.make_stored).named_parameters()}
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     for shard, name in enumerate(names):
         chosen = [each for each in enumerate(weights) if (case.second_shard >> each[0] % 6) & 1 == shard]
@@ -121,6 +169,7 @@ def planned(case: Case, path: Path, device: str = DEVICE) -> Plan:
         on_device=case.on_device,
         pinned=case.pinned,
         device=device,
+        transforms=[step for steps in (*case.steps, case.last) for step in steps],
     )
 
 
@@ -136,6 +185,7 @@ def check_mixture(case: Case, device: str) -> None:
         tempfile.TemporaryDirectory() as folder,
         torch.no_grad(),
         patch("placewise.executor.transport.in_page_cache", return_value=case.cached),
+        patch("placewise.executor.transport._PIECE_BYTES", case.piece_bytes),
     ):
         path = save(case, Path(folder))
         locked_before, threads_before = locked_bytes(), reader_threads()
