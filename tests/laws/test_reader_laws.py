@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from placewise.executor.layout import Stored, as_stored, extents, pack
 from placewise.executor.pages import Pages, merged, without
 from placewise.executor.report import report_run
-from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, slot_bytes_for_reads
+from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, packed_bytes
+from placewise.planner.draft import read_slot_bytes
 from placewise.plans.document import Plan, Reader
-from placewise.plans.pipeline import Cast, Deinterleave, Transform, Transpose
+from placewise.plans.pipeline import Cast, Deinterleave, LayerSize, Transform, Transpose
 from placewise.plans.policy import Hold, Home
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
@@ -233,24 +234,45 @@ def stored_layers(draw: st.DrawFn) -> tuple[Stored, list[str], list[str]]:
     return stored, layer, [name for name in layer if draw(st.integers(0, 3))]
 
 
-@given(case=stored_layers())
+@given(case=stored_layers(), data=st.data())
 @settings(max_examples=200)
 def test_a_layer_in_blocks_fits_the_slot_that_is_planned_and_shows_each_byte_once(
-    case: tuple[Stored, list[str], list[str]],
+    case: tuple[Stored, list[str], list[str]], data: st.DataObject
 ) -> None:
+    """What is transformed, here to twice as many bytes or half, lies apart behind what is read."""
     stored, layer, own = case
-    packed = pack({name: entry for name, (_, entry) in stored.items()}, own)
+    changed = {
+        name: data.draw(st.sampled_from([stored[name][1].nbytes // 2, 2 * stored[name][1].nbytes]))
+        for name in (data.draw(st.lists(st.sampled_from(layer), unique=True)) if layer else ())
+        if stored[name][1].nbytes > 1
+    }
+    wanted = {
+        name: TensorEntry(dtype="U8", shape=(changed[name],), data_offsets=(0, changed[name]))
+        if name in changed
+        else entry
+        for name, (_, entry) in stored.items()
+    }
+    packed = pack(wanted, own, changed)
     ranges = extents(packed, stored)
     filed = as_stored(packed, stored, ranges)
     assert filed is not None
-    assert filed.nbytes <= slot_bytes_for_reads(
-        sum(stored[name][1].nbytes for name in layer), count_extents(layer, stored)
+    size = LayerSize(
+        layers=(0, 1),
+        layer_bytes=sum(stored[name][1].nbytes for name in layer),
+        packed_bytes=sum(packed_bytes(wanted[name].nbytes) for name in layer),
+        transformed_bytes=sum(stored[name][1].nbytes for name in changed),
     )
+    as_they_are = [name for name in layer if name not in changed]
+    assert filed.nbytes <= read_slot_bytes(size, count_extents(as_they_are, stored))
+    at = max((-(-(read.at + read.nbytes) // READ_ALIGNMENT) * READ_ALIGNMENT for read in ranges), default=0)
+    for span in (span for span in filed.spans if span.name in changed):
+        assert (span.begin, span.end - span.begin) == (at, changed[span.name])
+        at += packed_bytes(changed[span.name])
     for read, following in pairwise(ranges):
         assert read.at + read.nbytes <= following.at
     for read in ranges:
         assert read.at % READ_ALIGNMENT == read.offset % READ_ALIGNMENT == 0
-    for span in (span for span in filed.spans if span.end > span.begin):
+    for span in (span for span in filed.spans if span.end > span.begin and span.name not in changed):
         header, entry = stored[span.name]
         offset = header.data_start + entry.data_offsets[0]
         (within,) = (
