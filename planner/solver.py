@@ -319,8 +319,9 @@ def _streamed_reads(model: _Model, draft: Draft, cached: int) -> int:
     late = (costs.whole - costs.read) * passes / model.cost_unit
     through_cache = {variable: late * each.units[0].transformed for each, variable in streamed}
     in_cache, reading = _one(cached), _one(model.reading.get(draft.component.name))
-    bounds = [(costs.read * passes, through_cache, in_cache), (costs.fault, {}, reading)]
-    bounds.append((costs.fault * passes, {}, _sum(in_cache, reading)))
+    nothing: dict[int, float] = {}
+    bounds = [(costs.read * passes, through_cache, in_cache), (costs.fault, nothing, reading)]
+    bounds.append((costs.fault * passes, nothing, _sum(in_cache, reading)))
     if draft.reads_past_cache:
         bounds = [(costs.read * passes, through_cache, _one(None))]
     most = _most_disk(model, draft)

@@ -65,6 +65,26 @@ class Tower(nn.Module):
         return logits
 
 
+class Projection(nn.Module):
+    """A layer whose rows are all queries, then all keys, then all values, which it multiplies."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        result: torch.Tensor = x + query * key + value
+        return result
+
+
+class Projections(nn.Sequential):
+    """24 such layers, and nothing else."""
+
+    def __init__(self, *, width: int = 2048) -> None:
+        super().__init__(*(Projection(width) for _ in range(24)))
+
+
 class Gated(nn.Module):
     """A token-wise feed-forward with a gate, wider within than without."""
 

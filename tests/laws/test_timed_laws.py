@@ -34,12 +34,11 @@ def timed_cases(draw: st.DrawFn) -> Case:
     """One or two components with a few layers, on the CPU or on a device, with every rate known."""
     sizes = st.sampled_from([4 * MIB, 8 * MIB, 12 * MIB])
     equal = st.integers(1, 5).flatmap(lambda count: sizes.map(lambda size: [size] * count))
-    of_stack = st.sampled_from([lambda stack: stack, transformed])
     components = tuple(
         computing(
             component_of(
                 name,
-                draw(of_stack)(stack_of("blocks", *draw(equal | st.lists(sizes, min_size=1, max_size=3)))),
+                transformed(stack) if draw(st.booleans()) else stack,
                 fixed=draw(st.sampled_from([0, 4 * MIB, 16 * MIB])),
                 passes=draw(st.sampled_from([1, 3, 10])),
             ),
@@ -47,6 +46,7 @@ def timed_cases(draw: st.DrawFn) -> Case:
             activations=draw(st.sampled_from([0, MIB])),
         )
         for name in ("encoder", "transformer")[: draw(st.integers(1, 2))]
+        for stack in [stack_of("blocks", *draw(equal | st.lists(sizes, min_size=1, max_size=3)))]
     )
     total = sum(sum(component.dtype_bytes.values()) for component in components)
     host = host_of(measured(draw(st.integers(MIB, 2 * total))), Unlimited(source="RLIMIT_MEMLOCK"))
