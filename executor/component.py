@@ -18,7 +18,6 @@ from torch._C._dynamo import eval_frame
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import layer_prefix
 from ..models.tokenwise import run_in_chunks, token_wise
-from ..models.transforms import wanted
 from ..plans.document import Placement, Reader, Staging
 from ..plans.errors import ExecutionError
 from ..plans.policy import Hold, Home
@@ -223,7 +222,7 @@ def chunk_module(placement: Placement, module: nn.Module, layers: Iterable[str])
 def _check_shapes(component: str, facts: CheckpointFacts, weights: Iterable[Binding]) -> None:
     """Refuse transforms that give a weight another shape than the module has."""
     for weight in (each for each in weights if each.stored in facts.transforms):
-        shape, given = weight.places[0].get().shape, wanted(facts, weight.stored).shape
+        shape, given = weight.places[0].get().shape, facts.wanted(weight.stored).shape
         if shape != given:
             raise ExecutionError(
                 f"component '{component}': '{weight.stored}' is transformed to {list(given)}, "

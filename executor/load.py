@@ -11,7 +11,7 @@ from torch import nn
 
 from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
-from ..models.transforms import transformed, wanted
+from ..models.transforms import transformed
 from ..plans.document import Placement, Plan, Refused
 from ..plans.errors import DriftError, InputError, RefusedError
 from ..plans.pipeline import Component
@@ -205,7 +205,7 @@ def _read_planned(component: Component, root: Path) -> CheckpointFacts:
 
 def _stored_dtype(facts: CheckpointFacts) -> torch.dtype:
     """The first floating dtype that is stored, as the libraries' own loaders take it; float32 where there is none."""
-    for entry in (wanted(facts, name) for name in facts.tensors):
+    for entry in (facts.wanted(name) for name in facts.tensors):
         if entry.dtype.startswith(("F", "BF")) and entry.dtype in ("F16", "BF16", "F32", "F64"):
             return torch_layout(entry.dtype, entry.shape)[0]
     return torch.float32

@@ -15,7 +15,6 @@ import torch
 
 from ..models.checkpoint import CheckpointFacts
 from ..models.headers import Header, TensorEntry
-from ..models.transforms import wanted
 from ..plans.errors import ExecutionError
 from ..plans.pipeline import Deinterleave, Transpose
 from .dtypes import torch_layout
@@ -84,15 +83,13 @@ class Mappings:
         view = self._by_path[header.path].view(entry)
         if not view.numel():
             return self._empty(name)
-        for step in self._facts.transforms.get(name, ()):
-            match step:
-                case Deinterleave(groups=groups, parts=parts):
-                    view = view.view(groups, parts, -1, *view.shape[1:]).transpose(0, 1)
-                case Transpose():
-                    # The rows of a matrix may be several axes by now.
-                    view = view.movedim(-1, 0) if len(entry.shape) == 2 else view.transpose(-1, -2)
-                case _:
-                    pass  # Copies cast.
+        change = self._facts.transforms.get(name)
+        for step in change.steps if change else ():
+            if isinstance(step, Deinterleave):
+                view = view.view(step.groups, step.parts, -1, *view.shape[1:]).transpose(0, 1)
+            elif isinstance(step, Transpose):
+                # The rows of a matrix may be several axes by now.
+                view = view.movedim(-1, 0) if len(entry.shape) == 2 else view.transpose(-1, -2)
         return view
 
     def value(self, name: str) -> torch.Tensor:
@@ -102,7 +99,7 @@ class Mappings:
         return value
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to copy these tensors out of the mapping. Transformed ones are not read from begin to end.
+        """Make ready to copy these tensors out of the mapping: the pages of transformed ones are not touched in order.
 
         Raises:
             ExecutionError: a file has become shorter.
@@ -112,7 +109,7 @@ class Mappings:
         read_ahead(pages_of(self.view(name) for name in names if name in self._facts.transforms))
 
     def _empty(self, name: str) -> torch.Tensor:
-        entry = wanted(self._facts, name)
+        entry = self._facts.wanted(name)
         dtype, shape = torch_layout(entry.dtype, entry.shape)
         return torch.empty(shape, dtype=dtype)
 

@@ -45,6 +45,7 @@ def fetch(machine: Machine, place: Place, behind: Iterable[Mark] = ()) -> Mark:
 
 
 _PIECE_BYTES = 4 * MIB
+"""The most that is made contiguous on the host at once, on its way to a device."""
 
 
 def fill(machine: Machine, weights: Weights, source: Weights) -> None:

@@ -7,7 +7,6 @@ import torch
 
 from ..models.checkpoint import CheckpointFacts
 from ..models.layers import find_layers, layer_prefix
-from ..models.transforms import wanted
 from ..plans.document import Placement, Segment
 from ..plans.policy import Hold, Home
 from .homes import Settle
@@ -105,7 +104,7 @@ def units_of(
         settle: gives one unit its home.
         progress: told the packed bytes of each unit when it is at home.
     """
-    entries = {name: wanted(facts, name) for name in keys}
+    entries = {name: facts.wanted(name) for name in keys}
     apart = set(shared)
     by_unit: dict[UnitKey, list[str]] = {}
     for name, key in keys.items():

@@ -11,7 +11,7 @@ from ..plans.pipeline import Activations, Checkpoint, Component, File, LayerSize
 from .checkpoint import CheckpointFacts
 from .headers import packed_bytes, part_of_rank
 from .layers import FoundStack, find_layers
-from .transforms import transformed, wanted
+from .transforms import transformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def component_of(
     layout = find_layers(facts.tensors)
     dtypes: Counter[str] = Counter()
     for tensor, (_, entry) in facts.tensors.items():
-        dtypes[wanted(facts, tensor).dtype] += entry.nbytes
+        dtypes[facts.wanted(tensor).dtype] += entry.nbytes
     fixed = _weigh(layout.fixed, facts, ranks)
     return Component(
         name=name,
@@ -94,7 +94,7 @@ def checkpoint_of(facts: CheckpointFacts, model_root: Path) -> Checkpoint:
 
 
 def _weigh(names: Sequence[str], facts: CheckpointFacts, ranks: int) -> _Weight:
-    packed = [wanted(facts, name) for name in names]
+    packed = [facts.wanted(name) for name in names]
     return _Weight(
         stored=sum(facts.tensors[name][1].nbytes for name in names),
         transformed=sum(facts.tensors[name][1].nbytes for name in names if name in facts.transforms),

@@ -1,14 +1,14 @@
 """Transforms of stored tensors, tied to those that they are of, and what the module gets of each."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from ..plans.errors import InputError
 from ..plans.patterns import matching, near
 from ..plans.pipeline import Cast, Deinterleave, Transform, Transpose
-from .checkpoint import CheckpointFacts
+from .checkpoint import CheckpointFacts, Transformed
 from .headers import DTYPE_BITS, TensorEntry
 
 _FLOATING = ("F16", "BF16", "F32", "F64")
@@ -35,52 +35,40 @@ def transformed(facts: CheckpointFacts, transforms: Sequence[Transform], compone
             )
         for name in names:
             steps.setdefault(name, []).append(transform)
-    found = {name: _checked(component, name, facts.tensors[name][1], each) for name, each in steps.items()}
-    return replace(facts, transforms={name: each for name, each in found.items() if each})
+    found = {
+        name: _transformed(f"component '{component}': tensor '{name}'", facts.tensors[name][1], each)
+        for name, each in steps.items()
+    }
+    return replace(facts, transforms={name: each for name, each in found.items() if each.steps})
 
 
-def wanted(facts: CheckpointFacts, name: str) -> TensorEntry:
-    """A tensor as the module has it: dtype, shape and bytes; of one that is transformed the offsets are no place."""
-    entry = facts.tensors[name][1]
-    steps = facts.transforms.get(name, ())
-    if not steps:
-        return entry
-    dtype, shape = entry.dtype, entry.shape
-    for step in steps:
-        dtype = step.dtype if isinstance(step, Cast) else dtype
-        shape = (*shape[:-2], *shape[:-3:-1]) if isinstance(step, Transpose) else shape
-    return TensorEntry(dtype=dtype, shape=shape, data_offsets=(0, prod(shape) * DTYPE_BITS[dtype] // 8))
+def _transformed(tensor: str, entry: TensorEntry, steps: Sequence[Transform]) -> Transformed:
+    def refused(why: str, hint: str = "leave it out of the pattern") -> InputError:
+        return InputError(f"{tensor} of {entry.dtype} {list(entry.shape)} {why}", hint=hint)
 
-
-def _checked(component: str, name: str, entry: TensorEntry, steps: Iterable[Transform]) -> tuple[Transform, ...]:
-    def refused(why: str, hint: str) -> InputError:
-        return InputError(
-            f"component '{component}': tensor '{name}' of {entry.dtype} {list(entry.shape)} {why}", hint=hint
-        )
-
-    steps, shape = tuple(steps), entry.shape
     for kind, count in Counter(step.kind for step in steps).items():
         if count > 1:
-            raise refused(f"is given {kind} {count} times", "say it once")
+            raise refused(f"is given {kind} {count} times", hint="say it once")
     if DTYPE_BITS[entry.dtype] < 8:
-        raise refused("is not transformed: its elements share bytes", "leave it out of the pattern")
+        raise refused("is not transformed: its elements share bytes")
+    dtype, shape = entry.dtype, entry.shape
     for step in steps:
         match step:
             case Deinterleave(groups=groups, parts=parts):
                 if not shape or shape[0] % (groups * parts):
-                    raise refused(
-                        f"has no rows that divide into {groups} groups of {parts} parts", "give heads:parts of its rows"
-                    )
+                    raise refused(f"has no rows that divide into {groups} groups of {parts} parts")
             case Transpose():
                 if len(shape) < 2:
-                    raise refused("cannot be transposed: it has no two axes", "leave it out of the pattern")
-                shape = (*shape[:-2], *shape[:-3:-1])
+                    raise refused("cannot be transposed: it has no two axes")
+                shape = (*shape[:-2], shape[-1], shape[-2])
             case Cast():
-                if entry.dtype not in _FLOATING:
-                    raise refused(
-                        f"cannot be cast: only {', '.join(_FLOATING)} are", "leave it out of the pattern, or convert it"
-                    )
-    return tuple(step for step in steps if not (isinstance(step, Cast) and step.dtype == entry.dtype))
+                if dtype not in _FLOATING:
+                    raise refused(f"cannot be cast: only {', '.join(_FLOATING)} are")
+                dtype = step.dtype
+    return Transformed(
+        steps=tuple(step for step in steps if not (isinstance(step, Cast) and step.dtype == entry.dtype)),
+        entry=TensorEntry(dtype=dtype, shape=shape, data_offsets=(0, prod(shape) * DTYPE_BITS[dtype] // 8)),
+    )
 
 
 def _numberless(name: str) -> str:

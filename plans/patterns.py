@@ -14,5 +14,5 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 def near(text: str, names: Iterable[str]) -> str:
     """A question that names what may have been meant by something that matches nothing."""
-    known = sorted(names)
+    known = sorted(set(names))
     return f"did you mean {', '.join(difflib.get_close_matches(text, known, n=3, cutoff=0.4) or known[:8])}?"

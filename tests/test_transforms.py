@@ -26,6 +26,7 @@ from placewise.plans.diff import diff_plans
 from placewise.plans.document import Plan, Reader
 from placewise.plans.errors import ExecutionError, InputError
 from placewise.plans.machine import Machine, MemoryKind, Unlimited
+from placewise.plans.patterns import matching
 from placewise.plans.pipeline import Cast, Deinterleave, Transform, Transpose, Workload
 from placewise.plans.policy import Copies, Hold, Home, Override, Shard
 from placewise.plans.units import GIB, MIB
@@ -257,12 +258,12 @@ class TestRefusedInput:
             (
                 [Deinterleave(tensor=QKV, groups=5, parts=3)],
                 "tensor 'blocks.0.qkv.weight' of BF16 [12, 4] has no rows that divide into 5 groups of 3 parts",
-                "give heads:parts of its rows",
+                "leave it out of the pattern",
             ),
             (
                 [Transpose(tensor=QKV), Deinterleave(tensor=QKV, groups=4, parts=3)],
                 "tensor 'blocks.0.qkv.weight' of BF16 [12, 4] has no rows that divide into 4 groups of 3 parts",
-                "give heads:parts of its rows",
+                "leave it out of the pattern",
             ),
             (
                 [Transpose(tensor="blocks.*.norm")],
@@ -272,12 +273,12 @@ class TestRefusedInput:
             (
                 [Cast(tensor="*", dtype="BF16")],
                 "tensor 'ids' of I64 [4] cannot be cast: only F16, BF16, F32, F64 are",
-                "leave it out of the pattern, or convert it",
+                "leave it out of the pattern",
             ),
             (
                 [Cast(tensor="scaled", dtype="BF16")],
                 "tensor 'scaled' of F8_E4M3 [4, 4] cannot be cast: only F16, BF16, F32, F64 are",
-                "leave it out of the pattern, or convert it",
+                "leave it out of the pattern",
             ),
             (
                 [Transpose(tensor="packed")],
@@ -392,6 +393,22 @@ class TestPlanned:
         one, other = (placewise.plan(checkpoint, machine=on, transforms={"model": steps}) for steps in both)
         assert one == compile_plan(one.pipeline, on, one.policy, one.workload, version=one.made_by.version)
         assert "pipeline: components differ" in diff_plans(one, other).causes
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    [
+        ("a.*.w", ["a.0.w", "a.0.b.w"]),
+        ("*", ["a.w", "a.0.w", "a.0.b.w", "ba.0.w", "a.0.wv"]),
+        ("a.0.w", ["a.0.w"]),
+        ("*.0.w", ["a.0.w", "ba.0.w"]),
+        ("a.0.*", ["a.0.w", "a.0.b.w", "a.0.wv"]),
+        ("a.?.w", []),
+        ("a*.w", []),
+    ],
+)
+def test_a_star_stands_for_whole_segments(pattern: str, matched: list[str]) -> None:
+    assert matching(pattern, ["a.w", "a.0.w", "a.0.b.w", "ba.0.w", "a.0.wv"]) == matched
 
 
 def test_a_cast_is_weighed_as_the_module_has_it(tmp_path: Path) -> None:
