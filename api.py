@@ -1,6 +1,6 @@
 """The public face: measure, plan, check, load, apply. Each call is one step from facts to a running module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from .plans.document import Plan
 from .plans.drift import ChangedFact, drift
 from .plans.errors import InputError
 from .plans.machine import Machine
-from .plans.pipeline import Pipeline, Workload
+from .plans.pipeline import Pipeline, Transform, Workload
 from .plans.policy import Policy
 from .policies.presets import load_preset
 
@@ -73,6 +73,7 @@ def plan(
     workload: Workload | None = None,
     passes: Mapping[str, int] | None = None,
     activation_bytes: Mapping[str, int] | None = None,
+    transforms: Mapping[str, Sequence[Transform]] | None = None,
     trace: bool = False,
 ) -> Plan:
     """Plan a model on a machine. Nothing is loaded; a plan that does not fit comes back with the verdict `refused`.
@@ -84,13 +85,16 @@ def plan(
         workload: what one request asks.
         passes: forwards per request, by component, where the workload does not say it.
         activation_bytes: peak live activation bytes of one pass, by component, where they are known.
+        transforms: what the module wants otherwise than it is stored, by component.
         trace: count activations and operations of the others on tensors without data; imports torch, takes seconds.
 
     Raises:
         InputError: the model cannot be read, or an argument names something that is not there.
     """
     workload, path = workload or Workload(), Path(model)
-    pipeline = read_pipeline(path, workload=workload, passes=passes, activation_bytes=activation_bytes)
+    pipeline = read_pipeline(
+        path, workload=workload, passes=passes, activation_bytes=activation_bytes, transforms=transforms
+    )
     if trace:
         from .planner.tracing.trace import trace_pipeline
 
@@ -113,6 +117,7 @@ def plan_together(
     workload: Workload | None = None,
     passes: Mapping[str, int] | None = None,
     activation_bytes: Mapping[str, int] | None = None,
+    transforms: Mapping[str, Sequence[Transform]] | None = None,
     trace: bool = False,
 ) -> Plan:
     """One plan for all ranks of this host; all call it. Rank 0 plans from what each has measured, all check the digest.
@@ -127,6 +132,7 @@ def plan_together(
         workload: as for `plan`; its ranks are those of the group.
         passes: as for `plan`.
         activation_bytes: as for `plan`.
+        transforms: as for `plan`.
         trace: as for `plan`.
 
     Raises:
@@ -144,6 +150,7 @@ def plan_together(
             workload=(workload or Workload()).model_copy(update={"ranks": len(facts)}),
             passes=passes,
             activation_bytes=activation_bytes,
+            transforms=transforms,
             trace=trace,
         ),
         group,

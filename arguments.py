@@ -48,6 +48,13 @@ _OPTIONS = (
         help="Such as transformer.blocks:home=mapped or vae:compute_device=cpu.",
     ),
     click.option(
+        "--transform",
+        "transforms",
+        multiple=True,
+        metavar="COMPONENT:TENSOR=KIND",
+        help="Such as transformer:blocks.*.qkv.weight=deinterleave:48:3, ...=transpose or ...=cast:BF16.",
+    ),
+    click.option(
         "--machine",
         "facts",
         type=PATH,

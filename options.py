@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from .api import measure
 from .models.pipeline import read_pipeline
@@ -15,7 +15,7 @@ from .planner.measuring.facts import read_machine
 from .plans.codec import explain_validation, read_file
 from .plans.errors import InputError
 from .plans.machine import Accelerator, Machine
-from .plans.pipeline import Pipeline, Workload
+from .plans.pipeline import Pipeline, Transform, Workload
 from .plans.policy import Override, Policy
 from .plans.units import parse_bytes
 from .policies.admission import CPU
@@ -143,6 +143,7 @@ def request_of(path: Path, *, trace: Callable[[str], None] | None, given: Mappin
         workload=workload,
         passes={name: whole_number(count, "--passes") for name, count in counts.items()},
         activation_bytes={name: parse_bytes(size) for name, size in sizes.items()},
+        transforms=transforms_of(_texts(given["transforms"])),
     )
     if trace is not None:
         from .planner.tracing.trace import trace_pipeline
@@ -182,6 +183,38 @@ def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
             raise InputError(f"{option} names '{name}' twice", hint="say it once")
         pairs[name] = value
     return pairs
+
+
+_FIELDS = {"deinterleave": ("groups", "parts"), "transpose": (), "cast": ("dtype",)}
+"""What follows the kind of a transform, by the kind."""
+
+_TRANSFORM: TypeAdapter[Transform] = TypeAdapter(Transform)
+
+
+def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
+    """`component:tensor=kind` options by component, in their order.
+
+    Raises:
+        InputError: one does not read as a transform.
+    """
+    found: dict[str, list[Transform]] = {}
+    for text in texts:
+        component, colon, rest = text.partition(":")
+        tensor, equals, given = rest.rpartition("=")
+        kind, *values = given.split(":")
+        fields = _FIELDS.get(kind)
+        if not (component and colon and tensor and equals) or fields is None or len(fields) != len(values):
+            raise InputError(
+                f"--transform '{text}' is not COMPONENT:TENSOR=KIND",
+                hint="kinds are deinterleave:GROUPS:PARTS, transpose and cast:DTYPE",
+            )
+        stated = {"kind": kind, "tensor": tensor, **dict(zip(fields, values, strict=True))}
+        try:
+            transform = _TRANSFORM.validate_python(stated, strict=False)
+        except ValidationError as error:
+            raise InputError(f"--transform '{text}': {explain_validation(error)}") from None
+        found.setdefault(component, []).append(transform)
+    return found
 
 
 def whole_number(text: str, option: str) -> int:

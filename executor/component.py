@@ -75,7 +75,8 @@ class LoadedComponent:
         self.resident.gather()
         for unit in self.units:
             for stored, weight in unit.source.items():
-                yield self.resident.bindings[stored].name, weight
+                value = self.resident.fetcher.home_value(unit, stored) if stored in unit.strided else weight
+                yield self.resident.bindings[stored].name, value
 
     def update(self, changes: Mapping[str, Value]) -> None:
         """Give weights and buffers new values; see `LoadedPipeline.update`."""
@@ -139,9 +140,10 @@ def load_component(
     roots = layer_roots(parameters, keys)
     chunk_module(placement, module, roots.values())
     shared = [name for name, weight in parameters.items() if is_shared(weight, roots.get(keys[name]))]
-    mappings = Mappings(facts.files, facts.tensors)
+    _check_shapes(placement.component, facts, found.weights)
+    mappings = Mappings(facts)
     homes = Homes(mappings, facts.tensors, host, device)
-    units = units_of(placement, facts.tensors, keys, shared, homes.settle, progress)
+    units = units_of(placement, facts, keys, shared, homes.settle, progress)
     _PLACED.update(module.modules())
     buffer_bytes = _own_buffers(module, found, mappings, device.device)
     names = {stored: weight.name for stored, weight in parameters.items()}
@@ -217,6 +219,18 @@ def chunk_module(placement: Placement, module: nn.Module, layers: Iterable[str])
         run_in_chunks(each, placement.chunk_tokens)
 
 
+def _check_shapes(component: str, facts: CheckpointFacts, weights: Iterable[Binding]) -> None:
+    """Refuse transforms that give a weight another shape than the module has."""
+    for weight in (each for each in weights if each.stored in facts.transforms):
+        shape, given = weight.places[0].get().shape, facts.wanted(weight.stored).shape
+        if shape != given:
+            raise ExecutionError(
+                f"component '{component}': '{weight.stored}' is transformed to {list(given)}, "
+                f"and '{weight.name}' of the module is {list(shape)}",
+                hint="plan it with the transforms that this module needs",
+            )
+
+
 def _reader(staging: Staging | None, facts: CheckpointFacts, units: Iterable[Unit]) -> FileReader | None:
     """What reads mapped units, if the plan's staging has them read."""
     stored = {
@@ -251,7 +265,7 @@ def _own_buffers(module: nn.Module, found: Bindings, mappings: Mappings, device:
     """Give the module its buffers, on the compute device and its own to write. Returns their bytes."""
     for weight in found.weights:
         if weight.is_buffer:
-            value = mappings.view(weight.stored).clone()
+            value = mappings.value(weight.stored)
             for place in weight.places:
                 place.put(value)
     _check_buffers(module)

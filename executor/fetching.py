@@ -11,10 +11,10 @@ from ..plans.policy import Home
 from .guards import LentWeight
 from .layout import Layout, Stored
 from .machine import Machine
-from .mapping import FileMapping, Mappings
+from .mapping import Mappings
 from .pages import pages_of, tells_cached
 from .reads import FileReader
-from .transport import Place, Route, Transport, Weights, fill, leave_out, packed_route, route_in_place
+from .transport import Place, Route, Transport, Weights, completed, fill, leave_out, packed_route, route_in_place
 from .units import Unit
 
 
@@ -101,12 +101,14 @@ class Fetcher:
     def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
         if route is None or self._transport is None:
             views = unit.layout.views(buffer)
-            files = self._mappings.of(unit.on_file)
-            return Place(weights=self._lent(views), fill=partial(self._copy, views, unit, files))
+            return Place(weights=self._lent(views), fill=partial(self._copy, views, unit))
         route = leave_out(route, self._stored, frozenset(unit.replaced))
-        paths = {read.path for read in route.reads}
-        cached = pages_of(unit.on_file.values()) if all(map(tells_cached, paths)) else ()
-        place = self._transport.place(route, self._stored, buffer, cached)
+        paths, strided = {read.path for read in route.reads}, unit.strided
+        read = (view for name, view in unit.on_file.items() if name not in strided)
+        cached = pages_of(read) if all(map(tells_cached, paths)) else ()
+        # Blocks of the file go over some of what was replaced.
+        apart = {name: unit.source[name] for name in unit.source if name in strided or name in unit.replaced}
+        place = completed(self._transport.place(route, self._stored, buffer, cached), self._machine, apart)
         return Place(weights=self._lent(place.weights), fill=partial(self._read, place, unit))
 
     def _lent(self, views: Weights) -> Weights:
@@ -120,8 +122,8 @@ class Fetcher:
             ExecutionError: the file has become shorter.
         """
         if name in unit.on_file:
-            for file in self._mappings.of((name,)):
-                file.check()
+            self._mappings.expect((name,))
+            return self._mappings.value(name)
         return unit.source[name].detach().to("cpu", copy=True)
 
     def _route(self, unit: Unit) -> Route | None:
@@ -141,21 +143,17 @@ class Fetcher:
         return packed_route(unit.layout, self._stored, staged=transport.staged)
 
     def _read(self, place: Place, unit: Unit) -> None:
+        self._mappings.expect(unit.strided)
         place.fill()
-        if unit.replaced:
-            # Blocks of the file have gone over some of them.
-            fill(self._machine, {name: place.weights[name] for name in unit.replaced}, unit.source)
-        self._count(unit, copied=False)
+        self._count(unit, unit.strided)
 
-    def _copy(self, weights: Weights, unit: Unit, files: Iterable[FileMapping]) -> None:
-        for file in files:
-            file.check()
+    def _copy(self, weights: Weights, unit: Unit) -> None:
+        self._mappings.expect(unit.on_file)
         fill(self._machine, weights, unit.source)
-        self._count(unit, copied=True)
+        self._count(unit, unit.on_file)
 
-    def _count(self, unit: Unit, *, copied: bool) -> None:
+    def _count(self, unit: Unit, copied: Iterable[str]) -> None:
         with self._counting:
-            if copied:
-                self._copied_bytes += sum(weight.nbytes for weight in unit.on_file.values())
+            self._copied_bytes += sum(unit.source[name].nbytes for name in copied)
             if self._machine.device.type != "cpu":
-                self.link_bytes += sum(weight.nbytes for weight in unit.source.values())
+                self.link_bytes += sum(span.end - span.begin for span in unit.layout.spans)

@@ -15,7 +15,7 @@ from .machine import Machine
 from .mapping import Mappings
 from .pages import PageLock, Pages, merged
 from .reads import FileReader, can_read
-from .transport import Place, Transport, Weights, fetch, fill, packed_route
+from .transport import Place, Transport, Weights, completed, fetch, fill, packed_route
 
 _CHUNK_BYTES, _DEPTH = 4 * MIB, 4
 
@@ -83,14 +83,15 @@ class Homes:
             if staged:
                 self._transport.open()
             route = packed_route(layout, self._stored, staged=staged)
-            place = self._transport.place(route, self._stored, buffer)
+            apart = {span.name: views[span.name] for span in layout.spans if span.transformed}
+            place = completed(self._transport.place(route, self._stored, buffer), machine, apart)
+        self._mappings.expect([span.name for span in layout.spans if span.transformed])
         fetch(machine, place, (machine.mark(),))
         machine.synchronize()
         return place.weights
 
     def _lock(self, label: str, views: Weights) -> Settled:
-        for file in self._mappings.of(views):
-            file.check()
+        self._mappings.expect(views)
         try:
             lock = PageLock(tuple(views.values()), self._locked)
         except OSError as error:

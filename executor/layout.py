@@ -1,8 +1,8 @@
 """Where a unit's weights lie in one buffer: packed for copies, or as their files have them for reads into place."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -22,11 +22,12 @@ class _Span:
     shape: tuple[int, ...]
     begin: int
     end: int
+    transformed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where each tensor of a unit lies in a buffer of `nbytes`."""
+    """Where each tensor of a unit, as the module has it, lies in a buffer of `nbytes`."""
 
     spans: tuple[_Span, ...]
     nbytes: int
@@ -41,12 +42,18 @@ class Layout:
         }
 
 
-def pack(entries: Mapping[str, TensorEntry], names: Iterable[str]) -> Layout:
-    """Lay the named tensors out one after another, in order of their names, each at a boundary of 64 bytes."""
+def pack(entries: Mapping[str, TensorEntry], names: Iterable[str], transformed: Container[str] = ()) -> Layout:
+    """Lay the named tensors out one after another, in order of their names, each at a boundary of 64 bytes.
+
+    Args:
+        entries: as the module has them.
+        names: those to lay out.
+        transformed: those that the module does not have as they are stored.
+    """
     spans: list[_Span] = []
     offset = 0
     for name in sorted(names):
-        spans.append(_span(name, entries[name], offset))
+        spans.append(_span(name, entries[name], offset, transformed=name in transformed))
         offset += packed_bytes(entries[name].nbytes)
     return Layout(spans=tuple(spans), nbytes=offset)
 
@@ -68,8 +75,9 @@ class Read:
 
 
 def reads_into(layout: Layout, stored: Stored) -> list[Read]:
-    """One read for each tensor that has bytes, to its place."""
-    places = ((span, *stored[span.name]) for span in layout.spans if span.end > span.begin)
+    """One read for each tensor that has bytes and is not transformed, to its place."""
+    read = (span for span in layout.spans if span.end > span.begin and not span.transformed)
+    places = ((span, *stored[span.name]) for span in read)
     return [
         Read(path=header.path, offset=_offset(header, entry), nbytes=entry.nbytes, at=span.begin)
         for span, header, entry in places
@@ -97,27 +105,34 @@ def extents(layout: Layout, stored: Stored) -> list[Read]:
 
 
 def as_stored(layout: Layout, stored: Stored, ranges: Sequence[Read]) -> Layout | None:
-    """The unit as it lies after its extents were read; null where a tensor would not lie at a multiple of its dtype."""
+    """The unit as it lies after its extents were read, transformed tensors packed behind them.
+
+    Null where a tensor would not lie at a multiple of its dtype.
+    """
     begins = [(each.path, each.offset) for each in ranges]
     spans: list[_Span] = []
-    for name in (span.name for span in layout.spans):
-        header, entry = stored[name]
-        offset = _offset(header, entry)
-        within = ranges[bisect_right(begins, (header.path, offset)) - 1] if entry.nbytes else None
-        at = within.at + offset - within.offset if within else 0
-        span = _span(name, entry, at)
-        if entry.nbytes and at % span.dtype.itemsize:
-            return None
-        spans.append(span)
     last = ranges[-1].at + ranges[-1].nbytes if ranges else 0
+    behind = -(-last // READ_ALIGNMENT) * READ_ALIGNMENT
+    for span in layout.spans:
+        nbytes = span.end - span.begin
+        if span.transformed:
+            at, behind = behind, behind + packed_bytes(nbytes)
+        else:
+            header, entry = stored[span.name]
+            offset = _offset(header, entry)
+            within = ranges[bisect_right(begins, (header.path, offset)) - 1] if nbytes else None
+            at = within.at + offset - within.offset if within else 0
+        if nbytes and at % span.dtype.itemsize:
+            return None
+        spans.append(replace(span, begin=at, end=at + nbytes))
     # The buffer's own begin is moved to a block's.
-    nbytes = -(-last // READ_ALIGNMENT) * READ_ALIGNMENT + READ_ALIGNMENT
-    return Layout(spans=tuple(spans), nbytes=nbytes)
+    return Layout(spans=tuple(spans), nbytes=behind + READ_ALIGNMENT)
 
 
-def _span(name: str, entry: TensorEntry, begin: int) -> _Span:
+def _span(name: str, entry: TensorEntry, begin: int, *, transformed: bool) -> _Span:
     dtype, shape = torch_layout(entry.dtype, entry.shape)
-    return _Span(name=name, dtype=dtype, shape=shape, begin=begin, end=begin + entry.nbytes)
+    end = begin + entry.nbytes
+    return _Span(name=name, dtype=dtype, shape=shape, begin=begin, end=end, transformed=transformed and end > begin)
 
 
 def _offset(header: Header, entry: TensorEntry) -> int:

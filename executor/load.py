@@ -12,6 +12,7 @@ from torch import nn
 
 from ..models.build import build_module, build_pipeline
 from ..models.checkpoint import CheckpointFacts, read_files
+from ..models.transforms import transformed
 from ..plans.document import Placement, Plan, Refused
 from ..plans.errors import DriftError, InputError, RefusedError
 from ..plans.pipeline import Component
@@ -205,12 +206,12 @@ def _read_planned(component: Component, root: Path) -> CheckpointFacts:
             f"component '{component.name}': not the checkpoint that was planned: " + "; ".join(changed),
             hint="plan again with `placewise plan`",
         )
-    return facts
+    return transformed(facts, component.transforms, component.name)
 
 
 def _stored_dtype(facts: CheckpointFacts) -> torch.dtype:
     """The first floating dtype that is stored, as the libraries' own loaders take it; float32 where there is none."""
-    for _, entry in facts.tensors.values():
+    for entry in (facts.wanted(name) for name in facts.tensors):
         if entry.dtype.startswith(("F", "BF")) and entry.dtype in ("F16", "BF16", "F32", "F64"):
             return torch_layout(entry.dtype, entry.shape)[0]
     return torch.float32

@@ -7,16 +7,18 @@ anonymous memory, where a read-only mapping would end the process.
 """
 
 import mmap
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 
 import torch
 
+from ..models.checkpoint import CheckpointFacts
 from ..models.headers import Header, TensorEntry
 from ..plans.errors import ExecutionError
+from ..plans.pipeline import Deinterleave, Transpose
 from .dtypes import torch_layout
-from .layout import Stored
+from .pages import pages_of, read_ahead
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Named by the standard library from Python 3.13 on.
 
@@ -61,25 +63,55 @@ class Mappings:
     """Every file of a checkpoint, mapped once.
 
     Args:
-        files: the headers.
-        stored: every tensor's file and entry.
+        facts: the headers, and how tensors are transformed.
 
     Raises:
         ExecutionError: a file cannot be mapped.
     """
 
-    def __init__(self, files: Iterable[Header], stored: Stored) -> None:
-        self._stored = stored
-        self._by_path = {file.path: FileMapping(file) for file in files}
+    def __init__(self, facts: CheckpointFacts) -> None:
+        self._facts = facts
+        self._by_path = {file.path: FileMapping(file) for file in facts.files}
 
     def view(self, name: str) -> torch.Tensor:
-        """A stored tensor, without a copy."""
-        header, entry = self._stored[name]
-        return self._by_path[header.path].view(entry)
+        """A stored tensor, without a copy.
 
-    def of(self, names: Iterable[str]) -> tuple[FileMapping, ...]:
-        """The mappings that hold these tensors."""
-        return tuple(self._by_path[path] for path in sorted({self._stored[name][0].path for name in names}))
+        One that is transformed is a strided view: its elements in order are those that the module has, but for their
+        dtype, and an axis of the module's may be several of its own.
+        """
+        header, entry = self._facts.tensors[name]
+        view = self._by_path[header.path].view(entry)
+        if not view.numel():
+            return self._empty(name)
+        change = self._facts.transforms.get(name)
+        for step in change.steps if change else ():
+            if isinstance(step, Deinterleave):
+                view = view.view(step.groups, step.parts, -1, *view.shape[1:]).transpose(0, 1)
+            elif isinstance(step, Transpose):
+                # The rows of a matrix may be several axes by now.
+                view = view.movedim(-1, 0) if len(entry.shape) == 2 else view.transpose(-1, -2)
+        return view
+
+    def value(self, name: str) -> torch.Tensor:
+        """A tensor as the module has it, in memory of its own on the host."""
+        view, value = self.view(name), self._empty(name)
+        value.view(view.shape).copy_(view)
+        return value
+
+    def expect(self, names: Collection[str]) -> None:
+        """Make ready to copy these tensors out of the mapping: the pages of transformed ones are not touched in order.
+
+        Raises:
+            ExecutionError: a file has become shorter.
+        """
+        for path in sorted({self._facts.tensors[name][0].path for name in names}):
+            self._by_path[path].check()
+        read_ahead(pages_of(self.view(name) for name in names if name in self._facts.transforms))
+
+    def _empty(self, name: str) -> torch.Tensor:
+        entry = self._facts.wanted(name)
+        dtype, shape = torch_layout(entry.dtype, entry.shape)
+        return torch.empty(shape, dtype=dtype)
 
 
 def _map(path: Path, size_bytes: int) -> mmap.mmap:

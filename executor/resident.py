@@ -275,7 +275,7 @@ class Resident:
                     hint="update between forwards; release() ends a use that an interrupt left behind",
                 )
             if not callable(value):
-                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+                check_value(self.name, self.bindings[stored].name, unit.like(stored), value)
         # What is replaced whole is not asked what it was.
         self._take_over((unit, stored) for unit, stored, value in chosen if callable(value))
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -309,7 +309,7 @@ class Resident:
                 unit.replaced.add(stored)
                 self._lent[stored] = Lent(value)
             else:
-                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+                check_value(self.name, self.bindings[stored].name, unit.like(stored), value)
         if leaving := [each for each in found if each[0].hold is not Hold.always]:
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._write(leaving)
@@ -321,7 +321,7 @@ class Resident:
             self._slots.forget(unit)
             if callable(value):
                 value = value(self.fetcher.home_value(unit, stored))
-                check_value(self.name, self.bindings[stored].name, unit.source[stored], value)
+                check_value(self.name, self.bindings[stored].name, unit.like(stored), value)
             self._writer.write(unit, stored, value)
             self._refresh(unit, stored)
             self.machine.synchronize()
@@ -394,6 +394,12 @@ class Resident:
                 self._lent[stored] = Lent(weight)
 
     def _at_home(self, unit: Unit) -> Weights:
+        if unit.strided:
+            raise ExecutionError(
+                f"component '{self.name}': {unit.label} is {unit.home}/{unit.hold}, and the module does not have "
+                f"'{self.bindings[min(unit.strided)].name}' as the file has it",
+                hint="plan it with home device, or its layers with hold layer",
+            )
         in_place = unit.home in (Home.mapped, Home.locked)
         return {
             stored: MappedWeight.of(self.bindings[stored].name, weight) if in_place else nn.Parameter(weight, False)
@@ -406,11 +412,11 @@ class Resident:
             return {
                 stored: ReleasedWeight.of(
                     self.bindings[stored].name,
-                    weight,
+                    unit.like(stored),
                     self.machine.device,
                     partial(_lend, ref(self), unit, stored),
                 )
-                for stored, weight in unit.source.items()
+                for stored in unit.source
             }
 
     def _check_slots(self, staging: Staging | None) -> None:

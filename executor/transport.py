@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..models.headers import READ_ALIGNMENT
+from ..plans.units import MIB
 from .layout import Layout, Read, Stored, as_stored, extents, reads_into
 from .machine import Machine, Mark
 from .pages import Pages, anonymous_pages, in_page_cache
@@ -57,10 +58,43 @@ def fetch(machine: Machine, place: Place, behind: Iterable[Mark] = ()) -> Mark:
         return machine.mark()
 
 
+_PIECE_BYTES = 4 * MIB
+"""The most that is made contiguous on the host at once, on its way to a device."""
+
+
 def fill(machine: Machine, weights: Weights, source: Weights) -> None:
-    """Write each weight from the source of the same name. The copies may run on where the machine has streams."""
+    """Write each weight from the source of the same name. The copies may run on where the machine has streams.
+
+    A source may be a strided view with more axes than its weight, and of another dtype. To another device it goes in
+    pieces: there torch would first make a whole copy of it on the host.
+    """
     for name, weight in weights.items():
-        machine.copy_in(weight, source[name])
+        view, target = source[name], weight.view(source[name].shape)
+        as_it_is = target.device.type == "cpu" or (view.is_contiguous() and view.dtype == target.dtype)
+        for part, piece in ((target, view),) if as_it_is else _pieces(target, view):
+            machine.copy_in(part, piece)
+
+
+def _pieces(target: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in parts along the first axes, which are contiguous in the target."""
+    if target.nbytes <= _PIECE_BYTES:
+        yield target, view
+    elif rows := _PIECE_BYTES * len(target) // target.nbytes:
+        yield from zip(torch.split(target, rows), torch.split(view, rows), strict=True)
+    else:
+        for part, piece in zip(target, view, strict=True):
+            yield from _pieces(part, piece)
+
+
+def completed(place: Place, machine: Machine, source: Weights) -> Place:
+    """The place whose weights of these names no read brings: they are written from their source, after the others."""
+    apart = {name: place.weights[name] for name in source}
+
+    def fill_all() -> None:
+        place.fill()
+        fill(machine, apart, source)
+
+    return replace(place, fill=fill_all)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..models.checkpoint import CheckpointFacts
 from ..models.layers import find_layers, layer_prefix
 from ..plans.document import Placement, Segment
 from ..plans.policy import Hold, Home
 from .homes import Settle
-from .layout import Layout, Stored, pack
+from .layout import Layout, pack
 from .machine import Machine
 from .pages import PageLock, in_page_cache
 from .procmaps import MapsSnapshot
@@ -21,8 +22,9 @@ class Unit:
 
     `source` holds the weights by stored name: on the mapping, in a host copy, or at home on the compute device. `home`
     is the one that the unit got, and `lock` keeps a locked one's pages. `segment` is the place of its segment in the
-    placement. `replaced` names the weights whose memory an update has made, or that were put in the place of others:
-    they have left the unit's home.
+    placement. `shells` are the weights that are strided views of the file, as the module has them, without data.
+    `replaced` names the weights whose memory an update has made, or that were put in the place of others: they have
+    left the unit's home.
     """
 
     prefix: str | None
@@ -31,8 +33,13 @@ class Unit:
     hold: Hold
     layout: Layout
     source: dict[str, torch.Tensor]
+    shells: dict[str, torch.Tensor]
     lock: PageLock | None = None
     replaced: set[str] = field(default_factory=set[str])
+
+    def like(self, stored: str) -> torch.Tensor:
+        """A tensor with the shape and dtype of a weight in the module; not to be read."""
+        return self.shells.get(stored, self.source[stored])
 
     @property
     def label(self) -> str:
@@ -45,6 +52,11 @@ class Unit:
         if self.home not in (Home.mapped, Home.locked):
             return {}
         return {name: weight for name, weight in self.source.items() if name not in self.replaced}
+
+    @property
+    def strided(self) -> set[str]:
+        """The weights among them whose bytes the module has in another order, or as another dtype."""
+        return self.shells.keys() - self.replaced
 
     @property
     def replaced_bytes(self) -> int:
@@ -76,7 +88,7 @@ def keys_of(stored: Iterable[str]) -> dict[str, UnitKey]:
 
 def units_of(
     placement: Placement,
-    stored: Stored,
+    facts: CheckpointFacts,
     keys: Mapping[str, UnitKey],
     shared: Iterable[str],
     settle: Settle,
@@ -86,13 +98,13 @@ def units_of(
 
     Args:
         placement: one component's segments.
-        stored: all that is stored.
+        facts: all that is stored.
         keys: the unit of each stored tensor that the module has a place for.
         shared: names among them that more than one unit uses; a layer's are kept for the phase, as the fixed part is.
         settle: gives one unit its home.
         progress: told the packed bytes of each unit when it is at home.
     """
-    entries = {name: entry for name, (_, entry) in stored.items()}
+    entries = {name: facts.wanted(name) for name in keys}
     apart = set(shared)
     by_unit: dict[UnitKey, list[str]] = {}
     for name, key in keys.items():
@@ -106,7 +118,7 @@ def units_of(
             others = [name for name in names if prefix is not None and name in apart]
             for part, group in ((prefix, own), (None, others)):
                 if group:
-                    layout = pack(entries, group)
+                    layout = pack(entries, group, facts.transforms)
                     settled = settle(prefix or "the fixed part", segment.home, layout)
                     hold = Hold.phase if part is None and segment.hold is Hold.layer else segment.hold
                     units.append(
@@ -117,11 +129,18 @@ def units_of(
                             hold=hold,
                             layout=layout,
                             source=dict(settled.source),
+                            shells=_shells(layout) if settled.home in (Home.mapped, Home.locked) else {},
                             lock=settled.lock,
                         )
                     )
                     progress(layout.nbytes)
     return tuple(units)
+
+
+def _shells(layout: Layout) -> dict[str, torch.Tensor]:
+    return {
+        span.name: torch.empty(span.shape, dtype=span.dtype, device="meta") for span in layout.spans if span.transformed
+    }
 
 
 def _members(segment: Segment) -> list[UnitKey]:

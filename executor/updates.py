@@ -4,13 +4,13 @@ The checkpoint's files never change. A weight whose home is memory is written th
 memory of its own on the host instead, which its layer is completed from whenever it is fetched.
 """
 
-import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from ..plans.errors import ExecutionError, InputError
+from ..plans.patterns import matching
 from ..plans.units import format_bytes
 from .guards import ReleasedWeight
 from .machine import Machine
@@ -60,7 +60,7 @@ def resolve(component: str, names: Mapping[str, str], changes: Mapping[str, Valu
     """
     chosen: dict[str, Value] = {}
     for asked, value in changes.items():
-        matched = [asked] if asked in names else fnmatch.filter(names, asked)
+        matched = [asked] if asked in names else matching(asked, names)
         if not matched:
             raise InputError(
                 f"component '{component}' has no weight '{asked}'", hint="names are those of the module's state_dict()"
@@ -120,7 +120,7 @@ class Writer:
 
     def write(self, unit: Unit, stored: str, value: torch.Tensor) -> None:
         """Write one weight at home, for which there is room; nothing may be reading it."""
-        old = unit.source[stored]
+        old = unit.like(stored)
         if stored in unit.on_file:
             self._allowance.take(old.nbytes)
             buffer = self._host.allocate(old.nbytes)
@@ -131,5 +131,4 @@ class Writer:
 
 
 def _added_bytes(unit: Unit, stored: str) -> int:
-    view = unit.on_file.get(stored)
-    return 0 if view is None else view.nbytes
+    return unit.like(stored).nbytes if stored in unit.on_file else 0

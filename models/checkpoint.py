@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from ..plans.errors import CheckpointError
+from ..plans.pipeline import Transform
 from .headers import Header, TensorEntry, read_header
 
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -18,15 +19,29 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transformed:
+    """What becomes of a stored tensor, step by step, and its entry then, whose offsets are no place in a file."""
+
+    steps: tuple[Transform, ...]
+    entry: TensorEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
     """What the headers say. `tensors` maps each name to its file and entry; every name stands in one file.
 
-    `root` is the folder that the files' relative paths start from.
+    `root` is the folder that the files' relative paths start from. `transforms` has the tensors that the module does
+    not have as they are stored.
     """
 
     root: Path
     files: tuple[Header, ...]
     tensors: dict[str, tuple[Header, TensorEntry]]
+    transforms: dict[str, Transformed] = field(default_factory=dict[str, Transformed])
+
+    def wanted(self, name: str) -> TensorEntry:
+        """A tensor as the module has it: dtype, shape and bytes."""
+        return self.transforms[name].entry if name in self.transforms else self.tensors[name][1]
 
     @property
     def aliases(self) -> dict[str, str]:

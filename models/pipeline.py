@@ -1,6 +1,6 @@
 """A pipeline, discovered from files: a bare checkpoint, a transformers folder, a diffusers pipeline folder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -8,7 +8,15 @@ from typing import TypeVar
 import msgspec
 
 from ..plans.errors import CheckpointError, InputError
-from ..plans.pipeline import Activations, Component, GivenActivations, Pipeline, UnknownActivations, Workload
+from ..plans.pipeline import (
+    Activations,
+    Component,
+    GivenActivations,
+    Pipeline,
+    Transform,
+    UnknownActivations,
+    Workload,
+)
 from .checkpoint import CheckpointFacts, pickled_files, read_checkpoint, weight_files
 from .dataflow import is_denoiser, is_generator, phase_order, usual_edges
 from .inventory import component_of
@@ -43,6 +51,7 @@ def read_pipeline(
     workload: Workload,
     passes: Mapping[str, int] | None = None,
     activation_bytes: Mapping[str, int] | None = None,
+    transforms: Mapping[str, Sequence[Transform]] | None = None,
 ) -> Pipeline:
     """The pipeline at `path`, from headers and configuration files only.
 
@@ -51,17 +60,20 @@ def read_pipeline(
         workload: gives each component its passes per request.
         passes: overrides of that, by component.
         activation_bytes: peak live activation bytes of one pass, by component, where they are known.
+        transforms: of stored tensors on their way to the module, by component; of one tensor in their order.
 
     Raises:
         CheckpointError: nothing that can be read is there, or it is not sound.
-        InputError: `passes` or `activation_bytes` name no component of the pipeline, or give no possible number.
+        InputError: an argument names no component or tensor of the pipeline, or gives no possible number, or a tensor
+            cannot be transformed so.
     """
-    passes, activation_bytes = passes or {}, activation_bytes or {}
+    passes, activation_bytes, transforms = passes or {}, activation_bytes or {}, transforms or {}
     path = path.parent if path.name == "model_index.json" else path
     sources, notes = _sources(path)
     names = [source.name for source in sources]
     _check_given("passes", passes, names, least=1)
     _check_given("activation bytes", activation_bytes, names, least=0)
+    _check_names("transforms", transforms, names)
     edges = usual_edges(names) if len(names) > 1 else ()
     by_name = {source.name: source for source in sources}
     root = path if path.is_dir() else path.parent
@@ -81,6 +93,7 @@ def read_pipeline(
                 passes=passes.get(name, count),
                 activations=_activations(activation_bytes.get(name)),
                 ranks=workload.ranks,
+                transforms=transforms.get(name, ()),
             )
         )
     return Pipeline(name=_name(path), components=tuple(components), edges=edges, notes=tuple(notes))
@@ -97,12 +110,17 @@ def _activations(peak_bytes: int | None) -> Activations:
     return UnknownActivations() if peak_bytes is None else GivenActivations(peak_bytes=peak_bytes)
 
 
-def _check_given(what: str, given: Mapping[str, int], names: list[str], *, least: int) -> None:
-    for name, number in given.items():
+def _check_names(what: str, given: Iterable[str], names: list[str]) -> None:
+    for name in given:
         if name not in names:
             raise InputError(
                 f"{what}: there is no component '{name}'", hint=f"components are {', '.join(sorted(names))}"
             )
+
+
+def _check_given(what: str, given: Mapping[str, int], names: list[str], *, least: int) -> None:
+    _check_names(what, given, names)
+    for name, number in given.items():
         if number < least:
             raise InputError(f"{what} of '{name}': {number}", hint=f"give {least} or more")
 

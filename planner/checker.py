@@ -8,7 +8,7 @@ from collections import Counter
 from ..plans.document import Fits, Phase, Placement, Plan, Segment
 from ..plans.errors import PlacewiseError
 from ..plans.machine import Machine
-from ..plans.pipeline import Component
+from ..plans.pipeline import Component, LayerSize
 
 
 class UnsoundPlanError(PlacewiseError):
@@ -18,7 +18,11 @@ class UnsoundPlanError(PlacewiseError):
 _COPIES = ("pinned", "pageable", "mapped", "locked")
 _ON_DEVICE = {"always": ("device",), "phase": _COPIES, "layer": _COPIES}
 _ON_CPU = {"always": ("device", "mapped", "locked"), "phase": (), "layer": ("mapped",)}
-"""The homes that go with each hold. On the CPU weights are used where they rest, or read into slots off the mapping."""
+_TRANSFORMED_ON_CPU = {"always": ("device",), "phase": ("mapped",), "layer": ("mapped",)}
+"""The homes that go with each hold. On the CPU weights are used where they rest, or read into slots off the mapping.
+
+Those that are transformed do not rest there as they are used.
+"""
 
 _BLOCK_BYTES = 4096
 """Reads into slots are of whole blocks: a range of a file begins and ends within one."""
@@ -43,7 +47,7 @@ def check_plan(plan: Plan) -> None:
         raise UnsoundPlanError("each component has exactly one phase, in the order of the data flow")
     for placement in plan.placements:
         _check_coverage(placement, components[placement.component])
-        _check_holds(placement)
+        _check_holds(placement, components[placement.component])
         _check_slots(placement, components[placement.component])
         _check_sharding(placement, components[placement.component], plan.workload.ranks)
         _check_unified(placement, plan.machine)
@@ -81,9 +85,20 @@ def _units(segment: Segment) -> list[tuple[str | None, int]]:
     return [(segment.stack, layer) for run in segment.layers for layer in range(*run)]
 
 
-def _check_holds(placement: Placement) -> None:
+def _transformed_units(component: Component) -> set[tuple[str | None, int]]:
+    units: set[tuple[str | None, int]] = {(None, 0)} if component.fixed_transformed_bytes else set()
+    for stack in component.stacks:
+        for size in stack.sizes:
+            units |= {(stack.name, layer) for layer in range(*size.layers) if size.transformed_bytes}
+    return units
+
+
+def _check_holds(placement: Placement, component: Component) -> None:
+    transformed = _transformed_units(component)
     for segment in placement.segments:
-        allowed = _ON_CPU if placement.compute_device == "cpu" else _ON_DEVICE
+        some = not transformed.isdisjoint(_units(segment))
+        on_cpu = _TRANSFORMED_ON_CPU if some else _ON_CPU
+        allowed = on_cpu if placement.compute_device == "cpu" else _ON_DEVICE
         layered = segment.hold == "layer"
         if segment.home not in allowed[segment.hold] or (segment.stack is None and layered):
             raise UnsoundPlanError(
@@ -102,7 +117,7 @@ def _check_slots(placement: Placement, component: Component) -> None:
     largest = max(
         max(
             (size.part_bytes or 0) if placement.sharding else size.packed_bytes,
-            _whole_blocks(size.layer_bytes, stack.extents) if in_blocks else 0,
+            _in_blocks(size, stack.extents) if in_blocks else 0,
         )
         for stack in component.stacks
         for size in stack.sizes
@@ -133,6 +148,12 @@ def _check_unified(placement: Placement, machine: Machine) -> None:
     shares = any(each.device == placement.compute_device and each.memory == "unified" for each in machine.accelerators)
     if shares and placement.staging is not None and placement.staging.slots > 1:
         raise UnsoundPlanError(f"{placement.component}: {placement.staging.slots} slots with unified memory")
+
+
+def _in_blocks(size: LayerSize, extents: int) -> int:
+    """What is read in whole blocks, and what is transformed behind it: no more than is packed beside what is read."""
+    read = size.layer_bytes - size.transformed_bytes
+    return _whole_blocks(read, extents) + (size.packed_bytes - read if size.transformed_bytes else 0)
 
 
 def _whole_blocks(count: int, extents: int) -> int:

@@ -136,11 +136,11 @@ def _product_seconds(products: Sequence[RowFlops], dtype: str, rates: Rates) -> 
     return sum(each.flops / (rates.flops_per_s(dtype, each.rows) or inf) for each in products)
 
 
-def fate_link(costs: Costs, draft: Draft, stored: int, home: Home, hold: Hold) -> float:
+def fate_link(costs: Costs, draft: Draft, moved: int, home: Home, hold: Hold) -> float:
     """The cost of copying one unit to the device, in a whole request."""
     if draft.on_cpu or hold is Hold.always:
         return 0.0
-    return stored * costs.link[home] * (draft.component.passes if hold is Hold.layer else 1)
+    return moved * costs.link[home] * (draft.component.passes if hold is Hold.layer else 1)
 
 
 def is_cached(draft: Draft, ledger: Ledger) -> bool:
@@ -150,7 +150,7 @@ def is_cached(draft: Draft, ledger: Ledger) -> bool:
     reads into slots goes past the cache, and does not count.
     """
     host = ledger.budgets[HOST]
-    mapped = sum(unit.bytes for unit in draft.units if draft.caches(unit.home, unit.hold))
+    mapped = sum(draft.cached_bytes(unit, unit.home, unit.hold) for unit in draft.units)
     return host.available_bytes is not None and mapped + ledger.needs(HOST, draft) <= host.usable_bytes
 
 
@@ -223,16 +223,20 @@ def _steps(draft: Draft, costs: Costs, *, cached: bool) -> Sequence[Step]:
     return steps
 
 
+def read_cost(costs: Costs, unit: Unit) -> float:
+    """The cost of one unit's bytes by the reader; those that are transformed come through the page cache."""
+    return (unit.bytes - unit.transformed) * costs.read + unit.transformed * costs.whole
+
+
 def _link(unit: Unit, draft: Draft, costs: Costs) -> float:
-    return 0.0 if draft.on_cpu else unit.bytes * costs.link[unit.home]
+    return 0.0 if draft.on_cpu else unit.moved * costs.link[unit.home]
 
 
 def _disk(unit: Unit, draft: Draft, costs: Costs, *, cached: bool) -> tuple[float, float]:
     """The cost of the disk in a unit's turn: in the first pass, when nothing is cached yet, and in every other one."""
-    streamed = unit.hold is Hold.layer
-    if unit.home is not Home.mapped or not (streamed or draft.on_cpu):
+    if unit.home is not Home.mapped or unit.hold is Hold.phase:
         return 0.0, 0.0
-    if streamed and draft.reading:
-        return unit.bytes * costs.read, unit.bytes * costs.read
+    if unit.hold is Hold.layer and draft.reading:
+        return read_cost(costs, unit), read_cost(costs, unit)
     first = unit.bytes * costs.fault
     return first, 0.0 if cached else first

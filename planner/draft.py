@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ..models.headers import slot_bytes_for_reads
 from ..plans.document import Budget, Reader, Sharding
 from ..plans.machine import Machine, MemoryKind
-from ..plans.pipeline import Component, TracedActivations, known_peak_bytes
+from ..plans.pipeline import Component, LayerSize, TracedActivations, known_peak_bytes
 from ..plans.policy import Hold, Home
 from ..policies.admission import CPU, locks, pins
 from ..policies.selectors import Wish, Wishes
@@ -33,17 +33,24 @@ class Reads:
 class Unit:
     """One layer, or a component's fixed part (`stack` null).
 
-    `bytes` as stored, `packed` as it takes memory, `slot` as it takes a slot.
+    `bytes` as stored, `transformed` those of them that are so on the way, `packed` as it takes memory, `slot` as it
+    takes a slot.
     """
 
     stack: str | None
     layer: int
     bytes: int
+    transformed: int
     packed: int
     slot: int
     wish: Wish
     home: Home
     hold: Hold
+
+    @property
+    def moved(self) -> int:
+        """Bytes that go to a device; of casts they are others than what is stored."""
+        return self.packed if self.transformed else self.bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,9 +103,11 @@ class Draft:
         """Whether slots are filled by reads in any case: what the CPU would find in the page cache it uses in place."""
         return self.on_cpu and self.reads is not None
 
-    def caches(self, home: Home, hold: Hold) -> bool:
-        """Whether a unit of this fate goes through the page cache."""
-        return home is Home.mapped and not (self.reads_past_cache and hold is Hold.layer)
+    def cached_bytes(self, unit: Unit, home: Home, hold: Hold) -> int:
+        """What of a unit of this fate goes through the page cache: what is transformed is never read past it."""
+        if home is not Home.mapped:
+            return 0
+        return unit.transformed if self.reads_past_cache and hold is Hold.layer else unit.bytes
 
     def phase_bytes(self, axis: str) -> int:
         """What the component's phase adds on an axis to what is always there.
@@ -284,12 +293,13 @@ def reads_of(rates: Rates, *, network: bool, on_cpu: bool) -> Reads | None:
 def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -> Iterator[Unit]:
     wish = wishes.of(component.name, None)
     if component.fixed_bytes:
-        packed = component.fixed_packed_bytes
-        home, hold = _first_fate(None, packed, wish, on_cpu=on_cpu)
+        packed, transformed = component.fixed_packed_bytes, component.fixed_transformed_bytes
+        home, hold = _first_fate(None, packed, transformed, wish, on_cpu=on_cpu)
         yield Unit(
             stack=None,
             layer=0,
             bytes=component.fixed_bytes,
+            transformed=transformed,
             packed=packed,
             slot=packed,
             wish=wish,
@@ -299,21 +309,31 @@ def _units(component: Component, wishes: Wishes, *, on_cpu: bool, reads: bool) -
     for stack in component.stacks:
         wish = wishes.of(component.name, stack.name)
         for size in stack.sizes:
-            stored, packed = size.layer_bytes, size.packed_bytes
-            # Where a file's layout does not serve, layers are packed into their slots after all.
-            slot = max(packed, slot_bytes_for_reads(stored, stack.extents)) if on_cpu and reads else packed
-            home, hold = _first_fate(stack.name, packed, wish, on_cpu=on_cpu)
+            stored, packed, transformed = size.layer_bytes, size.packed_bytes, size.transformed_bytes
+            slot = read_slot_bytes(size, stack.extents) if on_cpu and reads else packed
+            home, hold = _first_fate(stack.name, packed, transformed, wish, on_cpu=on_cpu)
             for layer in range(*size.layers):
                 yield Unit(
                     stack=stack.name,
                     layer=layer,
                     bytes=stored,
+                    transformed=transformed,
                     packed=packed,
                     slot=slot,
                     wish=wish,
                     home=home,
                     hold=hold,
                 )
+
+
+def read_slot_bytes(size: LayerSize, extents: int) -> int:
+    """A slot that a layer is read into as it is stored, with what is transformed packed behind.
+
+    Where a file's layout does not serve, layers are packed into their slots after all.
+    """
+    as_stored = size.layer_bytes - size.transformed_bytes
+    behind = size.packed_bytes - as_stored if size.transformed_bytes else 0
+    return max(size.packed_bytes, slot_bytes_for_reads(as_stored, extents) + behind)
 
 
 def _settle_part(unit: Unit) -> None:
@@ -325,13 +345,13 @@ def _settle_part(unit: Unit) -> None:
     unit.wish = replace(unit.wish, home=unit.home, hold=unit.hold)
 
 
-def _first_fate(stack: str | None, packed: int, wish: Wish, *, on_cpu: bool) -> tuple[Home, Hold]:
+def _first_fate(stack: str | None, packed: int, transformed: int, wish: Wish, *, on_cpu: bool) -> tuple[Home, Hold]:
     """What takes the least memory of what the overrides leave open."""
     home = wish.home or Home.mapped
     if packed == 0:
         # Nothing to move: no bytes fit anywhere, always.
         return Home.device, Hold.always
-    if on_cpu:
+    if on_cpu and not transformed:
         return home, Hold.layer if wish.hold is Hold.layer and stack is not None else Hold.always
     if home is Home.device or wish.hold is Hold.always:
         return Home.device, Hold.always

@@ -98,6 +98,8 @@ def _component(draft: Draft, found: Found, policy: Policy, pin_s_per_gib: float 
         yield _segment(draft, segment, found.ledger, policy, pin_s_per_gib)
     if draft.chunk_tokens is not None or chunk_options(draft.component):
         yield _chunks(draft)
+    if any(unit.transformed for unit in draft.units):
+        yield _transforms(draft)
     if draft.reads is not None and draft.streams_mapped:
         yield _reader(draft, draft.reads, found)
     if draft.streamed:
@@ -136,6 +138,25 @@ def _chunks(draft: Draft) -> Decision:
 
 def _chunk(chunk_tokens: int | None) -> str:
     return "all tokens at once" if chunk_tokens is None else f"{chunk_tokens} tokens at a time"
+
+
+def _transforms(draft: Draft) -> Decision:
+    """What the module does not have as the file has it, and what it takes there."""
+    units = [unit for unit in draft.units if unit.transformed]
+    count = sum(unit.transformed for unit in units)
+    in_place = Rejected(choice="mapped/always", why="the file does not have them as the module does")
+    copy = Rejected(choice="copies before they are placed", why=f"would take {format_bytes(count)} more of the host")
+    return Decision(
+        rule="transformed-on-the-way",
+        subject=draft.component.name,
+        choice=" and ".join(sorted({transform.kind for transform in draft.component.transforms})),
+        because={
+            "transformed_bytes": count,
+            "bytes": sum(unit.bytes for unit in units),
+            "packed_bytes": sum(unit.packed for unit in units),
+        },
+        rejected=(in_place, copy) if draft.on_cpu else (copy,),
+    )
 
 
 def _reader(draft: Draft, reads: Reads, found: Found) -> Decision:
@@ -214,7 +235,8 @@ def _host_rule(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -
     if segment.home is Home.pinned:
         return "pinned-copy-fits", (Rejected(choice=copy, why="copies to the device are slower from there"),)
     if segment.home is not Home.mapped:
-        return "copy-fits", (Rejected(choice=f"mapped/{segment.hold}", why="a copy is never dropped from memory"),)
+        mapped = f"mapped/{_hold_if_mapped(draft, segment)}"
+        return "copy-fits", (Rejected(choice=mapped, why="a copy is never dropped from memory"),)
     if policy.copies is Copies.never:
         return "copies-never", (Rejected(choice=copy, why=f"the policy {policy.preset} makes no copies"),)
     if draft.axis == HOST and not draft.on_cpu:
@@ -224,6 +246,14 @@ def _host_rule(draft: Draft, segment: Segment, ledger: Ledger, policy: Policy) -
     least = min(unit.packed for unit in draft.units if unit.stack == segment.stack and unit.home is Home.mapped)
     why = f"the smallest unit needs {format_bytes(least)} more, {format_bytes(ledger.left(HOST))} are left"
     return "copy-would-not-fit", (Rejected(choice=copy, why=why),)
+
+
+def _hold_if_mapped(draft: Draft, segment: Segment) -> Hold:
+    """The hold of a segment's units without their copy: on the CPU what is transformed cannot be used in place."""
+    fate = (segment.stack, segment.home, segment.hold)
+    if draft.on_cpu and any(unit.transformed for unit in draft.units if (unit.stack, unit.home, unit.hold) == fate):
+        return Hold.phase if segment.stack is None else Hold.layer
+    return segment.hold
 
 
 def _rejected_device(draft: Draft, wish: Wish, ledger: Ledger, policy: Policy) -> Rejected:

@@ -29,6 +29,11 @@ class UnitClass:
         """Bytes that one of them has on disk."""
         return self.units[0].bytes
 
+    @property
+    def moved(self) -> int:
+        """Bytes of one of them that go to a device."""
+        return self.units[0].moved
+
 
 def classes_of(drafts: Sequence[Draft], policy: Policy, budgets: dict[str, Budget]) -> tuple[UnitClass, ...]:
     """The units of all components, by class; in the order of components and units."""
@@ -36,7 +41,7 @@ def classes_of(drafts: Sequence[Draft], policy: Policy, budgets: dict[str, Budge
     for draft in drafts:
         groups: dict[tuple[object, ...], list[Unit]] = {}
         for unit in draft.units:
-            groups.setdefault((unit.stack, unit.bytes, unit.packed, unit.wish), []).append(unit)
+            groups.setdefault((unit.stack, unit.bytes, unit.transformed, unit.packed, unit.wish), []).append(unit)
         classes += (
             UnitClass(draft=draft, units=tuple(units), fates=fates_of(units[0], draft, policy, budgets))
             for units in groups.values()
@@ -56,7 +61,13 @@ def fates_of(unit: Unit, draft: Draft, policy: Policy, budgets: dict[str, Budget
 
 
 def _on_cpu(unit: Unit, draft: Draft, *, copies: bool) -> list[Fate]:
-    """In place, or through slots that reads fill beside the compute; copied, or locked where ranks share the pages."""
+    """In place, or through slots that reads fill beside the compute; copied, or locked where ranks share the pages.
+
+    The file has no place for what is transformed: it is made for its turn, or for the phase where it is in no layer.
+    """
+    if unit.transformed:
+        fates = [(Home.mapped, Hold.phase if unit.stack is None else Hold.layer)]
+        return fates + ([(Home.device, Hold.always)] if copies else [])
     fates = [(Home.mapped, Hold.always)]
     if draft.reads is not None and unit.stack is not None:
         fates.append((Home.mapped, Hold.layer))

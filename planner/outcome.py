@@ -82,7 +82,7 @@ def _phase(draft: Draft, ledger: Ledger, costs: Costs) -> Phase:
         for axis, budget in ledger.budgets.items()
         if budget.available_bytes is not None and (peaks[axis] or axis not in (PINNED, LOCKED))
     }
-    peaks[PAGE_CACHE] = sum(unit.bytes for unit in draft.units if _goes_through_cache(draft, unit))
+    peaks[PAGE_CACHE] = sum(_through_cache(draft, unit) for unit in draft.units)
     cached = is_cached(draft, ledger)
     timed = costs.timed and draft.sharding is None  # nobody has measured how fast ranks gather
     schedule = run_phase(draft, costs, cached=cached) if timed and costs.compute_known else None
@@ -117,16 +117,18 @@ def _reads_in_request(draft: Draft, unit: Unit, *, cached: bool) -> int:
     return 1 if unit.hold is Hold.phase or (cached and not past_cache) else draft.component.passes
 
 
-def _goes_through_cache(draft: Draft, unit: Unit) -> bool:
-    """Whether a unit's file pages are brought into memory: all that is mapped, but for what is read directly."""
+def _through_cache(draft: Draft, unit: Unit) -> int:
+    """Bytes of a unit's file pages that are brought into memory: all that is mapped, but for what is read directly."""
     direct = draft.reading and draft.reads is not None and draft.reads.reader is Reader.direct
-    return unit.home is Home.mapped and not (direct and unit.hold is Hold.layer)
+    if unit.home is not Home.mapped:
+        return 0
+    return unit.transformed if direct and unit.hold is Hold.layer else unit.bytes
 
 
 def _link_bytes(draft: Draft) -> int:
     """Bytes that one request moves from the host to the compute device."""
     times = {Hold.always: 0, Hold.phase: 1, Hold.layer: draft.component.passes}
-    return 0 if draft.on_cpu else sum(unit.bytes * times[unit.hold] for unit in draft.units)
+    return 0 if draft.on_cpu else sum(unit.moved * times[unit.hold] for unit in draft.units)
 
 
 def margins(ledger: Ledger) -> dict[str, int | None]:

@@ -49,7 +49,8 @@ def _changes(draft: Draft, ledger: Ledger, policy: Policy) -> Iterator[tuple[int
         yield from ((now, ((unit, fate),)) for fate in fates_of(unit, draft, policy, ledger.budgets) if fate != mine)
         for other in units[index + 1 :]:
             theirs = (other.home, other.hold)
-            if (other.stack, other.packed) == (unit.stack, unit.packed) and mine != theirs:
+            alike = (other.stack, other.packed, other.transformed) == (unit.stack, unit.packed, unit.transformed)
+            if alike and mine != theirs:
                 yield now, ((unit, theirs), (other, mine))
 
 

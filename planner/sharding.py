@@ -21,7 +21,8 @@ def sharding_of(component: Component, wish: Wish, usable_bytes: int, ranks: int)
         ranks: those of the workload.
 
     Raises:
-        InputError: it is to be divided in any case, and there is one rank; or nobody has counted its parts.
+        InputError: it is to be divided in any case, and there is one rank; its weights are transformed; or nobody has
+            counted its parts.
     """
     if wish.shard is Shard.always and ranks == 1:
         raise InputError(
@@ -29,6 +30,11 @@ def sharding_of(component: Component, wish: Wish, usable_bytes: int, ranks: int)
         )
     if wish.shard is None or ranks == 1:
         return None
+    if component.transforms:
+        raise InputError(
+            f"the override of '{component.name}' shards it, and its weights are transformed on their way",
+            hint="plan it without shard, or save the weights as the module has them",
+        )
     if component.fixed_part_bytes is None:
         raise InputError(f"'{component.name}' was read for one rank", hint="read the pipeline for the same workload")
     layer = max((size.packed_bytes for stack in component.stacks for size in stack.sizes), default=0)

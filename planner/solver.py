@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..plans.policy import Hold, Home, Policy
 from .budgets import HOST
-from .costs import Costs, fate_link
+from .costs import Costs, fate_link, read_cost
 from .draft import Draft, Ledger
 from .fates import Fate, UnitClass, classes_of
 from .milp import EXACT, Program, Search, SolverError
@@ -237,7 +237,7 @@ def _phase_rows(model: _Model, draft: Draft, phase: int) -> None:
     serial: dict[int, float] = {}
     for each, row, (home, hold), _ in _fates(model, draft):
         target = layers if hold is Hold.layer else serial
-        target[row[home, hold]] = fate_link(costs, draft, each.stored, home, hold) / model.cost_unit
+        target[row[home, hold]] = fate_link(costs, draft, each.moved, home, hold) / model.cost_unit
     cached = _cached_row(model, draft)
     beside, within = _streamed_reads(model, draft, cached), _reads_in_turn(model, draft, cached)
     everything = _sum(layers, serial, {beside: 1.0, within: 1.0, phase: -1.0})
@@ -247,7 +247,7 @@ def _phase_rows(model: _Model, draft: Draft, phase: int) -> None:
         return
     worst = compute + 2 * _most_disk(model, draft)
     for each, row in _of(model, draft):
-        links = (fate_link(costs, draft, each.stored, *fate) for fate in row)
+        links = (fate_link(costs, draft, each.moved, *fate) for fate in row)
         worst += len(each.units) * max(links) / model.cost_unit
     program.at_most(_sum(everything, {double: -worst}), -compute)
     lost = {variable: costs.loss * cost for variable, cost in layers.items()}
@@ -266,12 +266,13 @@ def _fetch_rows(model: _Model, draft: Draft, phase: int, cached: int) -> None:
     """
     costs, passes = model.costs[draft.component.name], draft.component.passes
     reading = model.reading.get(draft.component.name)
-    for disk, lifted in ((costs.read, {cached: 1.0}), (costs.fault, _sum({cached: 1.0}, _one(reading)))):
+    for by_reads, lifted in ((True, {cached: 1.0}), (False, _sum({cached: 1.0}, _one(reading)))):
         fetches: dict[int, float] = {}
         for each, row, (home, hold), _ in _fates(model, draft):
             if hold is Hold.layer:
-                slower = max(costs.link[home], disk if home is Home.mapped else 0.0)
-                fetches[row[home, hold]] = each.stored * slower * passes / model.cost_unit
+                disk = read_cost(costs, each.units[0]) if by_reads else each.stored * costs.fault
+                slower = max(each.moved * costs.link[home], disk if home is Home.mapped else 0.0)
+                fetches[row[home, hold]] = slower * passes / model.cost_unit
         # When it is cached, the slower is the link, of which another row takes care.
         most = _most_disk(model, draft)
         model.program.at_most(_sum(fetches, {phase: -1.0}, dict.fromkeys(lifted, -most)), 0)
@@ -284,7 +285,9 @@ def _cached_row(model: _Model, draft: Draft) -> int:
     """
     cached = model.program.count(1)
     mapped: dict[int, float] = {
-        row[fate]: each.stored / model.unit_bytes for each, row, fate, _ in _fates(model, draft) if draft.caches(*fate)
+        row[fate]: count / model.unit_bytes
+        for each, row, fate, _ in _fates(model, draft)
+        if (count := draft.cached_bytes(each.units[0], *fate))
     }
     total = sum(len(each.units) * each.stored for each, _ in _of(model, draft)) / model.unit_bytes
     budget = model.ledger.budgets[HOST]
@@ -311,20 +314,20 @@ def _streamed_reads(model: _Model, draft: Draft, cached: int) -> int:
     """
     disk = model.program.amount()
     costs, passes = model.costs[draft.component.name], draft.component.passes
-    stored: dict[int, float] = {
-        row[fate]: each.stored / model.cost_unit
-        for each, row, fate, _ in _fates(model, draft)
-        if fate == (Home.mapped, Hold.layer)
-    }
+    streamed = [(each, row[fate]) for each, row, fate, _ in _fates(model, draft) if fate == (Home.mapped, Hold.layer)]
+    stored = {variable: each.stored / model.cost_unit for each, variable in streamed}
+    late = (costs.whole - costs.read) * passes / model.cost_unit
+    through_cache = {variable: late * each.units[0].transformed for each, variable in streamed}
     in_cache, reading = _one(cached), _one(model.reading.get(draft.component.name))
-    bounds = [(costs.read * passes, in_cache), (costs.fault, reading)]
-    bounds.append((costs.fault * passes, _sum(in_cache, reading)))
+    nothing: dict[int, float] = {}
+    bounds = [(costs.read * passes, through_cache, in_cache), (costs.fault, nothing, reading)]
+    bounds.append((costs.fault * passes, nothing, _sum(in_cache, reading)))
     if draft.reads_past_cache:
-        bounds = [(costs.read * passes, _one(None))]
+        bounds = [(costs.read * passes, through_cache, _one(None))]
     most = _most_disk(model, draft)
-    for cost, lifted in bounds:
+    for cost, more, lifted in bounds:
         terms = {variable: amount * cost for variable, amount in stored.items()}
-        model.program.at_most(_sum(terms, dict.fromkeys(lifted, -most), {disk: -1.0}), 0)
+        model.program.at_most(_sum(terms, more, dict.fromkeys(lifted, -most), {disk: -1.0}), 0)
     return disk
 
 
@@ -355,7 +358,7 @@ def _largest_cost(classes: tuple[UnitClass, ...], costs: dict[str, Costs]) -> fl
     total = 0.0
     for each in classes:
         cost = costs[each.draft.component.name]
-        weights = len(each.units) * each.stored * (max(cost.link.values()) + cost.slowest_disk)
+        weights = len(each.units) * max(each.stored, each.moved) * (max(cost.link.values()) + cost.slowest_disk)
         total += each.draft.component.passes * (weights + cost.compute)
     return total
 

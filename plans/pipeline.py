@@ -14,9 +14,11 @@ def _checked_run(run: tuple[int, int]) -> tuple[int, int]:
     return run
 
 
-def _check_packed(stored: int, packed: int) -> None:
-    if packed < stored:
-        raise ValueError(f"{packed} packed bytes cannot hold {stored} stored ones")
+def _check_packed(stored: int, packed: int, transformed: int) -> None:
+    if packed < stored - transformed:
+        raise ValueError(f"{packed} packed bytes cannot hold {stored - transformed} stored ones")
+    if transformed > stored:
+        raise ValueError(f"{transformed} of {stored} stored bytes cannot be transformed")
 
 
 def _check_distinct(what: str, names: Iterable[str]) -> None:
@@ -47,9 +49,41 @@ class Checkpoint(Record):
     files: tuple[File, ...]
 
 
+class Deinterleave(Record):
+    """Rows, along the first axis, lie as (groups, parts, width) in the file; the module has (parts, groups, width).
+
+    So 48 heads with the rows of query, key and value each become all queries, all keys, all values: 48 groups, 3 parts.
+    """
+
+    kind: Literal["deinterleave"] = "deinterleave"
+    tensor: str
+    groups: int = Field(ge=2)
+    parts: int = Field(ge=2)
+
+
+class Transpose(Record):
+    """The last two axes are exchanged."""
+
+    kind: Literal["transpose"] = "transpose"
+    tensor: str
+
+
+class Cast(Record):
+    """Floating values become those of another dtype, by its name in the file format."""
+
+    kind: Literal["cast"] = "cast"
+    tensor: str
+    dtype: Literal["F16", "BF16", "F32", "F64"]
+
+
+Transform = Annotated[Deinterleave | Transpose | Cast, Field(discriminator="kind")]
+"""What becomes of stored tensors on their way to the module. `tensor` is a name, or a pattern of names (`patterns`)."""
+
+
 class LayerSize(Record):
     """Equal consecutive layers: `layer_bytes` as stored, `packed_bytes` with each tensor at a 64-byte boundary.
 
+    Stored tensors of `transformed_bytes` are transformed on the way; packed ones are as the module has them.
     `part_bytes` is the same of what one of the workload's ranks holds of a layer that is sharded; absent with one rank.
     """
 
@@ -57,10 +91,11 @@ class LayerSize(Record):
     layer_bytes: NonNegativeInt
     packed_bytes: NonNegativeInt
     part_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda part: part is None)
+    transformed_bytes: NonNegativeInt = Field(default=0, exclude_if=lambda count: count == 0)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        _check_packed(self.layer_bytes, self.packed_bytes)
+        _check_packed(self.layer_bytes, self.packed_bytes, self.transformed_bytes)
         return self
 
 
@@ -68,7 +103,7 @@ class Stack(Record):
     """A module list whose elements are streamed as one: `blocks` holds `blocks.0` to `blocks.{layers - 1}`.
 
     `sizes` cover the layers in order, each once: a layer whose size is missing is an error. `extents` is how many
-    contiguous ranges of files one layer's bytes lie in at most.
+    contiguous ranges of files one layer's bytes lie in at most, but for those that are transformed.
     """
 
     name: str
@@ -170,12 +205,14 @@ class Component(Record):
     fixed_bytes: NonNegativeInt
     fixed_packed_bytes: NonNegativeInt
     fixed_part_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda part: part is None)
+    fixed_transformed_bytes: NonNegativeInt = Field(default=0, exclude_if=lambda count: count == 0)
     passes: PositiveInt
     activations: Activations
+    transforms: tuple[Transform, ...] = Field(default=(), exclude_if=lambda transforms: not transforms)
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
-        _check_packed(self.fixed_bytes, self.fixed_packed_bytes)
+        _check_packed(self.fixed_bytes, self.fixed_packed_bytes, self.fixed_transformed_bytes)
         _check_distinct(f"stacks of '{self.name}'", (stack.name for stack in self.stacks))
         return self
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..plans.document import Broken
 from ..plans.errors import InputError
 from ..plans.machine import Accelerator, Machine, Measured, MemoryKind, Unlimited
-from ..plans.pipeline import Component, Pipeline, known_peak_bytes
+from ..plans.pipeline import Component, Pipeline, Stack, known_peak_bytes
 from ..plans.policy import Hold, Home, Policy
 from .selectors import Wish, Wishes, resolve_overrides
 
@@ -15,12 +15,16 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A component, or one of its stacks, with the device it would compute on and what was asked of it."""
+    """A component, or one of its stacks, with the device it would compute on and what was asked of it.
+
+    `transformed`: whether any of its weights is, on its way to the module.
+    """
 
     subject: str
     component: Component
     compute_device: str
     wish: Wish
+    transformed: bool
 
 
 def default_device(machine: Machine) -> str:
@@ -108,6 +112,9 @@ def hold_suits_home(place: Place, machine: Machine, policy: Policy) -> str | Non
             return "hold phase needs an accelerator; on the CPU weights are used where they rest"
         if hold is Hold.layer and home not in (None, Home.mapped):
             return f"hold layer on the CPU reads layers off the disk in turn; with home {home} they are there always"
+        in_place = home is Home.locked or (hold is Hold.always and home is not Home.device)
+        if in_place and place.transformed:
+            return "weights that are transformed are not used where they rest in the file; say home device, or no hold"
         return None
     if home is not None and hold is not None and (home is Home.device) != (hold is Hold.always):
         pairs = "device goes with always, the others with phase or layer"
@@ -182,11 +189,26 @@ def broken_rules(pipeline: Pipeline, machine: Machine, policy: Policy) -> tuple[
 
 def _places(pipeline: Pipeline, machine: Machine, wishes: Wishes) -> Iterator[Place]:
     for component in pipeline.components:
-        device = wishes.of(component.name, None).compute_device or default_device(machine)
         wish = wishes.of(component.name, None)
-        yield Place(subject=component.name, component=component, compute_device=device, wish=wish)
-        for stack in component.stacks:
-            if (component.name, stack.name) in wishes.by_place:
-                subject = f"{component.name}.{stack.name}"
-                wish = wishes.of(component.name, stack.name)
-                yield Place(subject=subject, component=component, compute_device=device, wish=wish)
+        device = wish.compute_device or default_device(machine)
+        apart = [stack for stack in component.stacks if (component.name, stack.name) in wishes.by_place]
+        rest = (stack for stack in component.stacks if stack not in apart)
+        yield Place(
+            subject=component.name,
+            component=component,
+            compute_device=device,
+            wish=wish,
+            transformed=component.fixed_transformed_bytes > 0 or any(map(_is_transformed, rest)),
+        )
+        for stack in apart:
+            yield Place(
+                subject=f"{component.name}.{stack.name}",
+                component=component,
+                compute_device=device,
+                wish=wishes.of(component.name, stack.name),
+                transformed=_is_transformed(stack),
+            )
+
+
+def _is_transformed(stack: Stack) -> bool:
+    return any(size.transformed_bytes for size in stack.sizes)

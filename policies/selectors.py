@@ -1,9 +1,9 @@
 """Selectors: how an override names a part of a pipeline. They match whole dotted segments, never a part of one."""
 
-import difflib
 from dataclasses import dataclass
 
 from ..plans.errors import InputError
+from ..plans.patterns import near
 from ..plans.pipeline import Pipeline
 from ..plans.policy import Hold, Home, Override, Policy, Shard
 
@@ -100,5 +100,4 @@ def _the_place(select: str, places: dict[str, list[Place]]) -> Place:
 
 
 def _unmatched(select: str, places: dict[str, list[Place]]) -> InputError:
-    near = difflib.get_close_matches(select, places, n=3, cutoff=0.4) or sorted(places)[:8]
-    return InputError(f"the override '{select}' matches nothing", hint=f"did you mean {', '.join(near)}?")
+    return InputError(f"the override '{select}' matches nothing", hint=near(select, places))

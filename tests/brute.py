@@ -22,6 +22,7 @@ class Tried:
     pool: str
     on_cpu: bool
     stored: tuple[int, ...]
+    moved: tuple[int, ...]
     packed: tuple[int, ...]
     fates: tuple[Fate, ...]
 
@@ -46,10 +47,10 @@ class Tried:
     def cost(self, *, cached: bool) -> int:
         """Bytes moved in a request."""
         total = 0
-        for size, (home, hold) in zip(self.stored, self.fates, strict=True):
+        for size, moved, (home, hold) in zip(self.stored, self.moved, self.fates, strict=True):
             reads = {"always": self.component.passes, "layer": self.component.passes, "phase": 1}[hold]
             if not self.on_cpu and hold != "always":
-                total += size * reads
+                total += moved * reads
             if home == "mapped":
                 total += size * (1 if cached else reads)
         return total
@@ -86,25 +87,32 @@ def _tries(component: Component, plan: Plan) -> Iterator[Tried]:
     accelerators = {accelerator.device: accelerator.memory for accelerator in plan.machine.accelerators}
     device = next(iter(accelerators), "cpu")
     pool = device if accelerators.get(device) == "separate" else "host"
-    units = [(component.fixed_bytes, component.fixed_packed_bytes, True)] if component.fixed_bytes else []
+    fixed_part = (component.fixed_bytes, component.fixed_transformed_bytes, component.fixed_packed_bytes, True)
+    units = [fixed_part] if component.fixed_bytes else []
     for stack in component.stacks:
         for size in stack.sizes:
-            units += [(size.layer_bytes, size.packed_bytes, False)] * (size.layers[1] - size.layers[0])
-    open_fates = [_open(fixed, on_cpu=device == "cpu", shared=pool == "host") for _, _, fixed in units]
+            layer = (size.layer_bytes, size.transformed_bytes, size.packed_bytes, False)
+            units += [layer] * (size.layers[1] - size.layers[0])
+    open_fates = [
+        _open(fixed, transformed > 0, on_cpu=device == "cpu", shared=pool == "host")
+        for _, transformed, _, fixed in units
+    ]
     for fates in product(*open_fates):
         yield Tried(
             component=component,
             pool=pool,
             on_cpu=device == "cpu",
-            stored=tuple(stored for stored, _, _ in units),
-            packed=tuple(packed for _, packed, _ in units),
+            stored=tuple(stored for stored, *_ in units),
+            moved=tuple(packed if transformed else stored for stored, transformed, packed, _ in units),
+            packed=tuple(packed for _, _, packed, _ in units),
             fates=fates,
         )
 
 
-def _open(fixed: bool, *, on_cpu: bool, shared: bool) -> list[Fate]:  # noqa: FBT001 - a unit is fixed or it is not
+def _open(fixed: bool, transformed: bool, *, on_cpu: bool, shared: bool) -> list[Fate]:  # noqa: FBT001 - a unit is or not
     if on_cpu:
-        return [("mapped", "always"), ("device", "always")]
+        in_turn = "phase" if fixed else "layer"
+        return [("mapped", in_turn if transformed else "always"), ("device", "always")]
     homes = ["mapped"] if shared else ["mapped", "pageable"]
     holds = ["phase"] if fixed else ["layer", "phase"]
     return [("device", "always"), *product(homes, holds)]

@@ -3,7 +3,7 @@
 # Torch's own types are partial here.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from placewise.planner.compile import compile_plan
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.document import Fits, Plan
 from placewise.plans.machine import Machine
-from placewise.plans.pipeline import Workload
+from placewise.plans.pipeline import Transform, Workload
 from placewise.plans.policy import Override, Policy
 from placewise.policies.presets import load_preset
 from safetensors.torch import save_file
@@ -63,6 +63,26 @@ class Tower(nn.Module):
             x = self.blocks[number](x)
         logits: torch.Tensor = self.head(x)
         return logits
+
+
+class Projection(nn.Module):
+    """A layer whose rows are all queries, then all keys, then all values, which it multiplies."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(x).chunk(3, dim=-1)
+        result: torch.Tensor = x + query * key + value
+        return result
+
+
+class Projections(nn.Sequential):
+    """24 such layers, and nothing else."""
+
+    def __init__(self, *, width: int = 2048) -> None:
+        super().__init__(*(Projection(width) for _ in range(24)))
 
 
 class Gated(nn.Module):
@@ -144,9 +164,11 @@ def overridden(*overrides: Override, **changes: object) -> Policy:
     return policy(overrides=overrides, **changes)
 
 
-def plan_for(path: Path, on: Machine, by: Policy | None = None, passes: int = 1) -> Plan:
+def plan_for(
+    path: Path, on: Machine, by: Policy | None = None, passes: int = 1, transforms: Sequence[Transform] = ()
+) -> Plan:
     """A plan that fits, for a checkpoint of one component."""
-    pipeline = read_pipeline(path, workload=Workload(), passes={"model": passes})
+    pipeline = read_pipeline(path, workload=Workload(), passes={"model": passes}, transforms={"model": transforms})
     plan = compile_plan(pipeline, on, by or policy(), Workload(), version="0")
     assert isinstance(plan.verdict, Fits), plan.verdict
     return plan

@@ -15,6 +15,7 @@ class Resident:
 
     name: Name
     stored: int
+    transformed: int
     packed: int
     home: str
     hold: str
@@ -22,16 +23,23 @@ class Resident:
     compute_pool: str
     on_cpu: bool
 
+    @property
+    def moved(self) -> int:
+        """Bytes that go to a device: as many as the module has where it does not have what is stored."""
+        return self.packed if self.transformed else self.stored
 
-def unit_sizes(component: Component) -> dict[Name, tuple[int, int]]:
-    """Every unit of a component with its bytes as stored and packed."""
-    sizes: dict[Name, tuple[int, int]] = {}
+
+def unit_sizes(component: Component) -> dict[Name, tuple[int, int, int]]:
+    """Every unit of a component with its bytes as stored, those of them that are transformed, and packed."""
+    sizes: dict[Name, tuple[int, int, int]] = {}
     if component.fixed_bytes:
-        sizes[component.name, None, 0] = (component.fixed_bytes, component.fixed_packed_bytes)
+        fixed = (component.fixed_bytes, component.fixed_transformed_bytes, component.fixed_packed_bytes)
+        sizes[component.name, None, 0] = fixed
     for stack in component.stacks:
         for layer in range(stack.layers):
             (size,) = [size for size in stack.sizes if size.layers[0] <= layer < size.layers[1]]
-            sizes[component.name, stack.name, layer] = (size.layer_bytes, size.packed_bytes)
+            of_layer = (size.layer_bytes, size.transformed_bytes, size.packed_bytes)
+            sizes[component.name, stack.name, layer] = of_layer
     return sizes
 
 
@@ -58,11 +66,12 @@ def residents(plan: Plan) -> list[Resident]:
         for segment in placement.segments:
             pools = {"device": (compute_pool,), "pageable": ("host",), "pinned": ("host", "pinned")}
             for name in units_of(placement.component, segment):
-                stored, packed = sizes[name]
+                stored, transformed, packed = sizes[name]
                 found.append(
                     Resident(
                         name=name,
                         stored=stored,
+                        transformed=transformed,
                         packed=packed,
                         home=segment.home,
                         hold=segment.hold,
@@ -115,7 +124,7 @@ def usable(plan: Plan, axis: str) -> int:
 def _host_reserve(plan: Plan, found: int) -> int:
     """On a small host 24 MiB, or 48 where the whole pipeline as copies does not fit; no more than the policy's."""
     whole = max(_activations(plan, part.name) for part in plan.pipeline.components)
-    whole += sum(packed for part in plan.pipeline.components for _, packed in unit_sizes(part).values())
+    whole += sum(packed for part in plan.pipeline.components for *_, packed in unit_sizes(part).values())
     reserve = 0
     for least in (24 << 20, 48 << 20):
         reserve = max(least, found * plan.policy.reserve_max_percent // 100)
@@ -168,7 +177,7 @@ def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
         cached = "host" in measured_axes(plan) and mapped + always + phase <= usable(plan, "host")
         for unit in own:
             reads = 1 if unit.hold == "phase" else component.passes
-            total += unit.stored * reads if not unit.on_cpu and unit.hold != "always" else 0
+            total += unit.moved * reads if not unit.on_cpu and unit.hold != "always" else 0
             total += unit.stored * (1 if cached else reads) if unit.home == "mapped" else 0
     return total
 
@@ -183,18 +192,21 @@ def _on_host(units: list[Resident], plan: Plan) -> int:
 
 
 def page_cache(plan: Plan, component: str) -> int:
-    """Bytes of the checkpoint's mapping that a phase reads: soft, the kernel may drop them. Direct reads go past it."""
+    """Bytes of the checkpoint's mapping that a phase reads: soft, the kernel may drop them.
+
+    Direct reads go past it, but nothing that is transformed is read so.
+    """
     (placement,) = [placement for placement in plan.placements if placement.component == component]
     direct = placement.staging is not None and placement.staging.reader == "direct"
     mapped = [unit for unit in residents(plan) if unit.name[0] == component and unit.home == "mapped"]
-    return sum(unit.stored for unit in mapped if not (direct and unit.hold == "layer"))
+    return sum(unit.transformed if direct and unit.hold == "layer" else unit.stored for unit in mapped)
 
 
 def link_bytes(plan: Plan, component: str, passes: int) -> int:
     """Bytes that one request moves from the host to the component's compute device."""
     times = {"always": 0, "phase": 1, "layer": passes}
     units = [unit for unit in residents(plan) if unit.name[0] == component and not unit.on_cpu]
-    return sum(unit.stored * times[unit.hold] for unit in units)
+    return sum(unit.moved * times[unit.hold] for unit in units)
 
 
 def _slots(placement: Placement) -> int:

@@ -16,13 +16,16 @@ from placewise.plans.machine import (
 )
 from placewise.plans.pipeline import (
     Activations,
+    Cast,
     Checkpoint,
     Component,
+    Deinterleave,
     File,
     GivenActivations,
     LayerSize,
     Pipeline,
     Stack,
+    Transpose,
     UnknownActivations,
     Workload,
 )
@@ -66,17 +69,30 @@ def stack_of(name: str, *layers: int) -> Stack:
     return Stack(name=name, layers=len(layers), extents=1, sizes=tuple(sizes))
 
 
+def transformed(stack: Stack, factor: float = 1) -> Stack:
+    """The stack with all its weights transformed on their way, to so many times as many bytes."""
+    sizes = (
+        size.model_copy(
+            update={"packed_bytes": round(size.packed_bytes * factor), "transformed_bytes": size.layer_bytes}
+        )
+        for size in stack.sizes
+    )
+    return stack.model_copy(update={"sizes": tuple(sizes), "extents": 0})
+
+
 def component_of(
     name: str,
     *stacks: Stack,
     fixed: int = 0,
     fixed_packed: int | None = None,
+    fixed_transformed: int = 0,
     passes: int = 1,
     activations: int | None = None,
 ) -> Component:
-    """A component of one file. Without `activations` nobody measured them."""
+    """A component of one file. Without `activations` nobody measured them. What is transformed is so in every way."""
     layers = sum(size.layer_bytes * (size.layers[1] - size.layers[0]) for stack in stacks for size in stack.sizes)
     file = File(path="model.safetensors", size_bytes=fixed + layers, mtime_ns=1, header_sha256="0" * 64)
+    some = fixed_transformed or any(size.transformed_bytes for stack in stacks for size in stack.sizes)
     known: Activations = UnknownActivations() if activations is None else GivenActivations(peak_bytes=activations)
     return Component(
         name=name,
@@ -88,8 +104,10 @@ def component_of(
         stacks=stacks,
         fixed_bytes=fixed,
         fixed_packed_bytes=fixed if fixed_packed is None else fixed_packed,
+        fixed_transformed_bytes=fixed_transformed,
         passes=passes,
         activations=known,
+        transforms=TRANSFORMS if some else (),
     )
 
 
@@ -141,6 +159,12 @@ def policy_of(preset: str = "auto", *overrides: Override, **changed: object) -> 
     """A preset with these overrides, and these of its fields changed."""
     return load_preset(preset).model_copy(update={"overrides": overrides, **changed})
 
+
+TRANSFORMS = (
+    Deinterleave(tensor="*", groups=48, parts=3),
+    Transpose(tensor="*"),
+    Cast(tensor="*", dtype="BF16"),
+)
 
 BARE = {"reserve_bytes": 0, "device_reserve_bytes": 0}
 """No reserves, so that budgets in tests are round numbers. The host's bound is still excluded: one byte less."""

@@ -7,14 +7,16 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from placewise.models.headers import slot_bytes_for_reads
+from placewise.executor.dtypes import torch_layout
+from placewise.planner.draft import read_slot_bytes
 from placewise.planner.measuring.accelerators import given_accelerator, given_host
 from placewise.plans.document import Plan, Reader, Segment, Staging
 from placewise.plans.machine import Machine
+from placewise.plans.pipeline import Cast, Deinterleave, Transform, Transpose
 from placewise.plans.policy import Hold, Home
 from placewise.plans.units import GIB, MIB
 from torch import nn
@@ -23,17 +25,37 @@ from .modules import plan_for
 
 Fate = tuple[Home, Hold]
 Shape = tuple[torch.dtype, tuple[int, ...]]
+Steps = tuple[Transform, ...]
 DEVICE = "sim:2"
 """A simulated device of these tests alone, for what they leave to the garbage collection."""
 
 
-class Shown(nn.Module):
-    """A layer whose output is what went in, and after it every element of its weights."""
+def transformed(stored: torch.Tensor, steps: Iterable[Transform]) -> torch.Tensor:
+    """A stored tensor as the module has it, made by whole copies."""
+    for step in steps:
+        match step:
+            case Deinterleave(groups=groups, parts=parts):
+                chunks = stored.chunk(groups * parts) if len(stored) else [stored] * groups * parts
+                stored = torch.cat([chunk for part in range(parts) for chunk in chunks[part::parts]])
+            case Transpose():
+                stored = stored.transpose(-1, -2).contiguous()
+            case Cast(dtype=dtype):
+                stored = stored.to(torch_layout(dtype, ())[0])
+    return stored
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+
+class Shown(nn.Module):
+    """A layer whose output is what went in, and after it every element of its weights.
+
+    Weights are of these shapes before each is transformed by its steps.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], steps: Sequence[Steps] = ()) -> None:
         super().__init__()
         self.own = nn.Parameter(torch.randn(1))
-        self.parts = nn.ParameterList([nn.Parameter(torch.randn(shape).to(dtype)) for dtype, shape in shapes])
+        stored = [torch.randn(shape).to(dtype) for dtype, shape in shapes]
+        each = steps or [()] * len(shapes)
+        self.parts = nn.ParameterList(nn.Parameter(transformed(*pair)) for pair in zip(stored, each, strict=True))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, *(part.reshape(-1).to(torch.float64) for part in (self.own, *self.parts))])
@@ -42,10 +64,12 @@ class Shown(nn.Module):
 class Stacked(nn.Module):
     """Layers of such, and a fixed weight, to which a weight of the first layer may be tied."""
 
-    def __init__(self, shapes: Sequence[Shape], *, layers: int, tied: bool = False) -> None:
+    def __init__(
+        self, shapes: Sequence[Shape], *, layers: int, tied: bool = False, steps: Sequence[Steps] = (), last: Steps = ()
+    ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Shown(shapes) for _ in range(layers)])
-        self.last = nn.Parameter(torch.randn(3))
+        self.blocks = nn.ModuleList([Shown(shapes, steps) for _ in range(layers)])
+        self.last = nn.Parameter(transformed(torch.randn(3), last))
         if tied:
             self.blocks[0].get_submodule("parts").register_parameter("0", self.last)
 
@@ -68,21 +92,18 @@ def plan_of(
     on_device: bool = False,
     pinned: bool = True,
     device: str = DEVICE,
+    transforms: Sequence[Transform] = (),
 ) -> Plan:
     """A plan in which each layer has its own fate, on the CPU or on a device."""
     given = (given_accelerator(device, GIB).model_copy(update={"pinned_memory": pinned}),) if on_device else ()
-    plan = plan_for(path, Machine(host=given_host(GIB), accelerators=given), passes=3)
+    plan = plan_for(path, Machine(host=given_host(GIB), accelerators=given), passes=3, transforms=transforms)
     placement, stack = plan.placements[0], plan.pipeline.components[0].stacks[0]
     reads = reader is not Reader.mapping
     staging = Staging(
         device=placement.compute_device,
         reader=reader,
         slots=slots,
-        slot_bytes=max(
-            each
-            for size in stack.sizes
-            for each in (size.packed_bytes, slot_bytes_for_reads(size.layer_bytes, stack.extents), 1)
-        ),
+        slot_bytes=max(1, *(read_slot_bytes(size, stack.extents) for size in stack.sizes)),
         chunk_bytes=chunk_bytes if reads else None,
         depth=depth if reads else None,
         prefetch_layers=ahead,

@@ -48,11 +48,16 @@ activations: st.SearchStrategy[Activations] = st.one_of(
 
 
 @st.composite
-def weights(draw: st.DrawFn) -> tuple[int, int]:
-    """Bytes as stored, and packed: not fewer, a multiple of 64, and none for none."""
+def weights(draw: st.DrawFn) -> tuple[int, int, int]:
+    """Bytes as stored, those of them that are transformed, and packed: a multiple of 64, and none for none.
+
+    What is transformed may become half as much, or twice.
+    """
     stored = draw(byte_counts)
     gaps = draw(st.integers(0, 3)) if stored else 0
-    return stored, (-(-stored // 64) + gaps) * 64
+    transformed = draw(st.just(0) | st.just(0) | st.integers(0, stored))
+    become = draw(st.sampled_from([-(-transformed // 2), transformed, 2 * transformed]))
+    return stored, transformed, (-(-(stored - transformed + become) // 64) + gaps) * 64
 
 
 @st.composite
@@ -61,8 +66,9 @@ def stacks(draw: st.DrawFn, name: str) -> Stack:
     sizes: list[LayerSize] = []
     start = 0
     for length in draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)):
-        stored, packed = draw(weights())
-        sizes.append(LayerSize(layers=(start, start + length), layer_bytes=stored, packed_bytes=packed))
+        stored, transformed, packed = draw(weights())
+        run = (start, start + length)
+        sizes.append(LayerSize(layers=run, layer_bytes=stored, packed_bytes=packed, transformed_bytes=transformed))
         start += length
     return Stack(name=name, layers=start, extents=draw(st.integers(1, 3)), sizes=tuple(sizes))
 
@@ -71,8 +77,8 @@ def stacks(draw: st.DrawFn, name: str) -> Stack:
 def components(draw: st.DrawFn, name: str) -> Component:
     names = draw(st.lists(st.sampled_from(STACKS), max_size=3, unique=True))
     drawn = tuple(draw(stacks(stack)) for stack in names)
-    fixed, fixed_packed = draw(weights())
-    bare = component_of(name, *drawn, fixed=fixed, fixed_packed=fixed_packed)
+    fixed, transformed, fixed_packed = draw(weights())
+    bare = component_of(name, *drawn, fixed=fixed, fixed_packed=fixed_packed, fixed_transformed=transformed)
     passes = draw(st.sampled_from([1, 2, 28, 50]) | st.integers(1, 50))
     return bare.model_copy(update={"passes": passes, "activations": draw(activations)})
 

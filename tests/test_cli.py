@@ -18,6 +18,7 @@ from .modules import Tower, build, machine, save
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LAYERS = {f"blocks.{number}.weight": ("BF16", (1024, 1024)) for number in range(8)}
+WEIGHT = "blocks.*.weight"
 GIVEN = ("--host-memory", "1GiB", "--device", "sim", "--device-memory", "16MiB")
 
 
@@ -297,8 +298,13 @@ def test_inspect_tells_what_is_there(run: Run, tmp_path: Path) -> None:
 def test_options_reach_the_plan(run: Run, checkpoint: Path) -> None:
     options = ("--steps", 7, "--batch", 2, "--passes", "model=5", "--activations", "model=3MiB", "--reserve", "64MiB")
     override = ("--override", "model.blocks:hold=layer,home=mapped")
-    plan = json.loads(run("plan", checkpoint, *GIVEN, *options, *override, "--json").out)
+    transforms = ("--transform", f"model:{WEIGHT}=deinterleave:2:2", "--transform", f"model:{WEIGHT}=cast:F16")
+    plan = json.loads(run("plan", checkpoint, *GIVEN, *options, *override, *transforms, "--json").out)
     component = plan["pipeline"]["components"][0]
+    assert component["transforms"] == [
+        {"kind": "deinterleave", "tensor": WEIGHT, "groups": 2, "parts": 2},
+        {"kind": "cast", "tensor": WEIGHT, "dtype": "F16"},
+    ]
     assert (component["passes"], component["activations"]["peak_bytes"]) == (5, 3 << 20)
     assert (plan["workload"]["steps"], plan["workload"]["batch"]) == (7, 2)
     assert plan["budgets"][0]["reserve_bytes"] == 64 << 20
@@ -315,6 +321,12 @@ def test_options_reach_the_plan(run: Run, checkpoint: Path) -> None:
         (("--override", "model"), "--override 'model' is not PART:KEY=VALUE"),
         (("--override", "model:home=attic"), "--override 'model:home=attic': Input should be"),
         (("--override", "model.block:home=mapped"), "the override 'model.block' matches nothing"),
+        (("--transform", "model:a.b"), "--transform 'model:a.b' is not COMPONENT:TENSOR=KIND"),
+        (("--transform", "model:a.b=turn:1"), "--transform 'model:a.b=turn:1' is not COMPONENT:TENSOR=KIND"),
+        (("--transform", "model:a.b=transpose:1"), "--transform 'model:a.b=transpose:1' is not COMPONENT:TENSOR=KIND"),
+        (("--transform", "model:a.b=cast:I8"), "--transform 'model:a.b=cast:I8': Input should be 'F16', 'BF16',"),
+        (("--transform", "model:a.b=deinterleave:1:3"), "--transform 'model:a.b=deinterleave:1:3': Input should be"),
+        (("--transform", "model:blocks.*.weigth=transpose"), "component 'model': no stored tensor matches 'blocks"),
         (("--passes", "model"), "--passes 'model' is not NAME=VALUE"),
         (("--passes", "model=none"), "--passes: 'none' is not a whole number of 1 or more"),
         (("--passes", "unet=2"), "passes: there is no component 'unet'"),

@@ -1,11 +1,12 @@
 """Large files in a real memory cap: mapped weights take no memory of their own, and a plan keeps a process alive."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
 from placewise.benchmarks.at_size import run
-from placewise.benchmarks.checkpoints import reference_pipeline
+from placewise.benchmarks.checkpoints import reference_pipeline, write_sparse
 from placewise.plans.units import GIB, MIB
 
 from .cgroup import live_reason, memory_cap
@@ -60,6 +61,61 @@ def test_a_model_whose_copy_would_not_fit_runs_in_the_cap_that_a_copy_is_killed_
     assert wide_sum == narrow_sum
     assert wide_homes == "device"
     assert "mapped" in narrow_homes
+
+
+_INTERLEAVED = """
+import json, sys, torch
+from pathlib import Path
+from placewise import api
+from placewise.plans.pipeline import Deinterleave
+from placewise.tests.modules import Projections, on_meta
+
+torch.set_num_threads(1)  # Kernels' threads keep scratch memory.
+path = Path(sys.argv[1])
+
+def anonymous():
+    return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+interleaved = Deinterleave(tensor="*.qkv.weight", groups=16, parts=3)
+plan = api.plan(path, policy=sys.argv[2], transforms={"model": [interleaved]})
+before = anonymous()
+pipeline = api.apply(plan, path, on_meta(Projections))
+loaded = anonymous()
+with torch.no_grad():
+    out = pipeline["model"](torch.linspace(-1, 1, 2048).reshape(1, 2048))
+(placement,) = plan.placements
+print(json.dumps({
+    "homes": sorted({f"{segment.home}/{segment.hold}" for segment in placement.segments}),
+    "slots": placement.staging and placement.staging.slots * placement.staging.slot_bytes,
+    "loaded": loaded - before,
+    "ran": anonymous() - before,
+    "out": out.double().sum().item(),
+}))
+"""
+
+
+def test_interleaved_rows_of_a_model_larger_than_the_cap_take_a_slot_of_anonymous_memory(tmp_path: Path) -> None:
+    """1.1 GiB in 480 MiB: they are never copied whole."""
+    rows = ((f"{layer}.qkv.weight", "F32", (3 * 2048, 2048), 3 * 2048 * 2048 * 4) for layer in range(24))
+    path = tmp_path / "model.safetensors"
+    size = write_sparse(path, rows)
+    values = [struct.pack("<2048f", *((row * each % 97 - 48) / 4000 for each in range(2048))) for row in range(1, 12)]
+    with path.open("r+b") as file:
+        for row in range(24 * 48):  # One of each head's query, key and value.
+            file.seek(size - (row * 128 + 1) * 2048 * 4)
+            file.write(values[row % len(values)])
+    with memory_cap(6 * GIB) as ample, memory_cap(480 * MIB) as tight:
+        wide = ample.python(_INTERLEAVED, str(path), "auto")
+        narrow = tight.python(_INTERLEAVED, str(path), "low-memory")
+        assert wide.returncode == 0, wide.stderr
+        assert narrow.returncode == 0, narrow.stderr
+        assert tight.oom_kills() == 0
+    resident, streamed = json.loads(wide.stdout), json.loads(narrow.stdout)
+    assert resident["homes"] == ["device/always"]
+    assert streamed["homes"] == ["mapped/layer"]
+    assert streamed["out"] == resident["out"] != 0
+    assert streamed["loaded"] < 16 * MIB
+    assert streamed["slots"] <= streamed["ran"] < streamed["slots"] + 16 * MIB
 
 
 _MERGE = """

@@ -118,7 +118,7 @@ def test_patterns_functions_and_buffers(checkpoint: Path) -> None:
         alive.append(weakref.ref(old))
         return old.mul_(2)
 
-    pipeline.update("model", {"blocks.*.blocks.0.weight": doubled, "blocks.?.calls": torch.tensor(5)})
+    pipeline.update("model", {"blocks.*.blocks.0.weight": doubled, "blocks.*.calls": torch.tensor(5)})
     names = [f"blocks.{number}.blocks.0.weight" for number in range(LAYERS)]
     plain = build(Tower)
     assert torch.equal(output(pipeline), expected({name: plain.get_parameter(name) * 2 for name in names}))

@@ -58,6 +58,11 @@ def load_sharded(
             f"component '{placement.component}' is sharded over {planned} ranks, and there are {size}",
             hint="start as many as were planned, or plan with --ranks",
         )
+    if facts.transforms:
+        raise ExecutionError(
+            f"component '{placement.component}' is sharded, and '{min(facts.transforms)}' is transformed on its way",
+            hint="plan it without shard, or save the weights as the module has them",
+        )
     check_free(placement.component, module)
     found = match_names(module, facts.tensors, facts.aliases).weights
     parameters = {weight.stored: weight for weight in found if not weight.is_buffer}

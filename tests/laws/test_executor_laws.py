@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,19 +13,31 @@ from placewise.executor.procmaps import snapshot_maps
 from placewise.models.pipeline import read_pipeline
 from placewise.planner.compile import compile_plan
 from placewise.plans.document import Fits, Plan
-from placewise.plans.pipeline import Workload
+from placewise.plans.patterns import matching
+from placewise.plans.pipeline import Cast, Deinterleave, Transform, Transpose, Workload
 from placewise.plans.policy import Copies, Policy, Residency
 from placewise.plans.units import KIB
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
 from ..modules import SIM, GatedTower, Tower, build, load, machine, policy, save
+from ..readings import transformed
 
 ACTIVATIONS = 256 * KIB
 """More than the towers' activations: they are unknown to the plan, so its reserve has to cover them."""
 
 
+LINEARS = "blocks.*.blocks.*.weight"
+TRANSFORMS = st.sampled_from(
+    [
+        (Deinterleave(tensor=LINEARS, groups=2, parts=2), Transpose(tensor=LINEARS), Cast(tensor=LINEARS, dtype="F32")),
+        (Transpose(tensor="embed.weight"),),
+    ]
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A tower, the order in which it uses its layers, and a machine that may be too small."""
+    """A tower, its order of layers, what its file has otherwise, and a machine that may be too small."""
 
     width: int
     layers: int
@@ -35,6 +47,7 @@ class Case:
     streams: bool
     passes: int
     policy: Policy
+    transforms: tuple[Transform, ...]
 
     def make(self) -> Tower:
         tower = Tower(width=self.width, layers=self.layers)
@@ -63,7 +76,35 @@ def cases(draw: st.DrawFn) -> Case:
             residency=draw(st.sampled_from(Residency)),
             copies=draw(st.sampled_from(Copies)),
         ),
+        transforms=tuple(
+            step
+            for steps in draw(st.lists(TRANSFORMS, max_size=2, unique=True))
+            for step in steps
+            if width % 4 == 0 or step.kind != "deinterleave"
+        ),
     )
+
+
+def saved(case: Case, folder: Path) -> Path:
+    """The tower's file, with what is transformed as it was before."""
+    tensors = dict(build(case.make).state_dict())
+    del tensors["head.weight"]  # tied
+    for step in reversed(case.transforms):
+        for name in matching(step.tensor, tensors):
+            tensors[name] = transformed(tensors[name], [before(step)]).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    return folder / "model.safetensors"
+
+
+def before(step: Transform) -> Transform:
+    """What a transform takes back."""
+    match step:
+        case Deinterleave(groups=groups, parts=parts):
+            return step.model_copy(update={"groups": parts, "parts": groups})
+        case Cast():
+            return step.model_copy(update={"dtype": "F64"})
+        case Transpose():
+            return step
 
 
 def planned(case: Case, path: Path) -> Plan:
@@ -71,7 +112,9 @@ def planned(case: Case, path: Path) -> Plan:
     if on.accelerators:
         streaming = on.accelerators[0].model_copy(update={"streams": case.streams})
         on = on.model_copy(update={"accelerators": (streaming,)})
-    pipeline = read_pipeline(path, workload=Workload(), passes={"model": case.passes})
+    pipeline = read_pipeline(
+        path, workload=Workload(), passes={"model": case.passes}, transforms={"model": case.transforms}
+    )
     return compile_plan(pipeline, on, case.policy, Workload(), version="0")
 
 
@@ -94,7 +137,7 @@ def check_homes(pipeline: LoadedPipeline, path: Path) -> None:
 def test_streamed_output_equals_resident_output_and_no_budget_is_exceeded(case: Case) -> None:
     """Also: nothing is ever written to the file, and the compute device does not depend on homes."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        path = save(build(case.make), Path(folder) / "model.safetensors")
+        path = saved(case, Path(folder))
         before = files_digest(path)
         ids = torch.arange(10).reshape(2, 5)
         expected = build(case.make)(ids)
@@ -130,6 +173,7 @@ def test_chunked_output_is_the_plain_one_but_for_rounding(case: Case, chunk_toke
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = save(build(make), Path(folder) / "model.safetensors")
+        case = replace(case, transforms=())
         ids = torch.arange(10).reshape(2, 5)
         expected = build(make)(ids)
         plan = planned(case, path)
@@ -153,7 +197,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> bool:
 @settings(max_examples=30)
 def test_iteration_sees_every_weight_whatever_its_home(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        path = save(build(case.make), Path(folder) / "model.safetensors")
+        path = saved(case, Path(folder))
         plan = planned(case, path)
         if not isinstance(plan.verdict, Fits):
             return

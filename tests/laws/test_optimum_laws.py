@@ -9,21 +9,34 @@ from placewise.plans.pipeline import Component
 from placewise.plans.policy import Policy
 
 from ..brute import least_cost
-from ..questions import accelerator_of, component_of, cuda, machine_of, measured, plan_of, policy_of
+from ..questions import (
+    accelerator_of,
+    component_of,
+    cuda,
+    machine_of,
+    measured,
+    plan_of,
+    policy_of,
+    stack_of,
+    transformed,
+)
 
 SIZES = st.integers(1, 12).map(lambda size: 64 * size)
 
 
 @st.composite
 def tiny_components(draw: st.DrawFn, name: str) -> Component:
-    from ..questions import stack_of
-
     layers = draw(st.lists(SIZES, min_size=1, max_size=3))
     equal = draw(st.booleans())
+    stack = stack_of("blocks", *(layers[:1] * len(layers) if equal else layers))
+    fixed = draw(st.just(0) | SIZES)
+    factor = draw(st.sampled_from([None, None, 0.5, 1, 2]))
     return component_of(
         name,
-        stack_of("blocks", *(layers[:1] * len(layers) if equal else layers)),
-        fixed=draw(st.just(0) | SIZES),
+        stack if factor is None else transformed(stack, factor),
+        fixed=fixed,
+        fixed_packed=None if factor is None else round(fixed * factor),
+        fixed_transformed=0 if factor is None else fixed,
         passes=draw(st.integers(1, 4)),
         activations=draw(st.just(0) | SIZES),
     )

@@ -12,13 +12,27 @@ from hypothesis import strategies as st
 from placewise.executor.layout import Stored, as_stored, extents, pack
 from placewise.executor.pages import Pages, merged, without
 from placewise.executor.report import report_run
-from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, slot_bytes_for_reads
+from placewise.models.headers import READ_ALIGNMENT, Header, TensorEntry, packed_bytes
+from placewise.planner.draft import read_slot_bytes
 from placewise.plans.document import Plan, Reader
+from placewise.plans.pipeline import Cast, Deinterleave, LayerSize, Transform, Transpose
 from placewise.plans.policy import Hold, Home
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  # partial there
 
 from ..modules import build, load
-from ..readings import DEVICE, Fate, Shape, Stacked, are_gone, locked_bytes, open_files, plan_of, reader_threads, shift
+from ..readings import (
+    DEVICE,
+    Fate,
+    Shape,
+    Stacked,
+    Steps,
+    are_gone,
+    locked_bytes,
+    open_files,
+    plan_of,
+    reader_threads,
+    shift,
+)
 
 ON_CPU: tuple[Fate, ...] = (
     (Home.device, Hold.always),
@@ -29,6 +43,7 @@ ON_CPU: tuple[Fate, ...] = (
     (Home.locked, Hold.layer),
     (Home.mapped, Hold.phase),
 )
+IN_PLACE = ((Home.mapped, Hold.always), (Home.locked, Hold.always))
 ON_DEVICE: tuple[Fate, ...] = (
     (Home.device, Hold.always),
     *(
@@ -43,16 +58,22 @@ SHAPES = st.tuples(
     st.one_of(
         st.tuples(st.integers(0, 5)),
         st.tuples(st.integers(1, 7), st.integers(1, 7)),
-        st.sampled_from([(), (1000,), (3, 4099), (33, 257)]),
+        st.sampled_from([(), (1000,), (3, 4099), (33, 257), (12, 5), (24, 2, 3), (36, 129)]),
     ),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A checkpoint of one or two shards, what becomes of each layer, and how mapped ones are read."""
+    """A checkpoint of one or two shards, what becomes of each layer, and how mapped ones are read.
+
+    `steps` transform the layers' weights, those of a number in all of them, and `last` transforms the fixed one.
+    """
 
     shapes: tuple[Shape, ...]
+    steps: tuple[Steps, ...]
+    last: Steps
+    piece_bytes: int
     fates: tuple[Fate, ...]
     fixed: Fate
     tied: bool
@@ -68,7 +89,28 @@ class Case:
     second_shard: int
 
     def make(self) -> Stacked:
+        return Stacked(self.shapes, layers=len(self.fates), tied=self.tied, steps=self.steps, last=self.last)
+
+    def make_stored(self) -> Stacked:
         return Stacked(self.shapes, layers=len(self.fates), tied=self.tied)
+
+
+@st.composite
+def steps_of(draw: st.DrawFn, shape: Shape, tensor: str) -> Steps:
+    """Some of the transforms that a tensor may have, in any order."""
+    dtype, extents = shape
+    steps: list[Transform] = []
+    for kind in draw(st.lists(st.sampled_from(["deinterleave", "transpose", "cast"]), unique=True)):
+        divisors = [(g, p) for g in (2, 3, 4) for p in (2, 3) if extents and extents[0] % (g * p) == 0]
+        if kind == "deinterleave" and divisors:
+            groups, parts = draw(st.sampled_from(divisors))
+            steps.append(Deinterleave(tensor=tensor, groups=groups, parts=parts))
+        elif kind == "transpose" and len(extents) > 1:
+            extents = (*extents[:-2], *extents[:-3:-1])
+            steps.append(Transpose(tensor=tensor))
+        elif kind == "cast" and dtype.itemsize > 1:
+            steps.append(Cast(tensor=tensor, dtype=draw(st.sampled_from(["F16", "BF16", "F32", "F64"]))))
+    return tuple(steps)
 
 
 @st.composite
@@ -76,13 +118,20 @@ def cases(draw: st.DrawFn) -> Case:
     on_device, slots = draw(st.booleans()), draw(st.integers(1, 3))
     pinned = on_device and draw(st.booleans())
     known = [fate for fate in (ON_DEVICE if on_device else ON_CPU) if pinned or fate[0] is not Home.pinned]
-    fates, fixed = st.sampled_from(known), st.sampled_from([fate for fate in known if fate[1] is not Hold.layer])
-    shapes = draw(st.lists(SHAPES, min_size=1, max_size=5))
+    shapes, tied = draw(st.lists(SHAPES, min_size=1, max_size=5)), draw(st.booleans())
+    # The first is stored as the fixed weight where they are tied.
+    steps = [draw(steps_of(shape, f"blocks.*.parts.{at}")) if at or not tied else () for at, shape in enumerate(shapes)]
+    last = () if tied else draw(steps_of((torch.float32, (3,)), "last"))
+    fates = st.sampled_from([fate for fate in known if fate not in IN_PLACE or not any(steps)])
+    fixed = st.sampled_from([fate for fate in known if fate[1] is not Hold.layer and not (last and fate in IN_PLACE)])
     return Case(
         shapes=tuple(shapes),
+        steps=tuple(steps),
+        last=last,
+        piece_bytes=draw(st.sampled_from((16, 600, 4 << 20))),
         fates=tuple(draw(st.lists(fates, min_size=2, max_size=5))),
         fixed=draw(fixed),
-        tied=draw(st.booleans()),
+        tied=tied,
         on_device=on_device,
         pinned=pinned,
         reader=draw(st.sampled_from(Reader)),
@@ -98,7 +147,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def save(case: Case, folder: Path) -> Path:
     """Shards in which the weights of a layer may lie apart."""
-    weights = {name: weight.detach() for name, weight in build(case.make).named_parameters()}
+    weights = {name: weight.detach() for name, weight in build(case.make_stored).named_parameters()}
     names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     for shard, name in enumerate(names):
         chosen = [each for each in enumerate(weights) if (case.second_shard >> each[0] % 6) & 1 == shard]
@@ -121,6 +170,7 @@ def planned(case: Case, path: Path, device: str = DEVICE) -> Plan:
         on_device=case.on_device,
         pinned=case.pinned,
         device=device,
+        transforms=[step for steps in (*case.steps, case.last) for step in steps],
     )
 
 
@@ -136,6 +186,7 @@ def check_mixture(case: Case, device: str) -> None:
         tempfile.TemporaryDirectory() as folder,
         torch.no_grad(),
         patch("placewise.executor.transport.in_page_cache", return_value=case.cached),
+        patch("placewise.executor.transport._PIECE_BYTES", case.piece_bytes),
     ):
         path = save(case, Path(folder))
         locked_before, threads_before = locked_bytes(), reader_threads()
@@ -183,24 +234,45 @@ def stored_layers(draw: st.DrawFn) -> tuple[Stored, list[str], list[str]]:
     return stored, layer, [name for name in layer if draw(st.integers(0, 3))]
 
 
-@given(case=stored_layers())
+@given(case=stored_layers(), data=st.data())
 @settings(max_examples=200)
 def test_a_layer_in_blocks_fits_the_slot_that_is_planned_and_shows_each_byte_once(
-    case: tuple[Stored, list[str], list[str]],
+    case: tuple[Stored, list[str], list[str]], data: st.DataObject
 ) -> None:
+    """What is transformed, here to twice as many bytes or half, lies apart behind what is read."""
     stored, layer, own = case
-    packed = pack({name: entry for name, (_, entry) in stored.items()}, own)
+    changed = {
+        name: data.draw(st.sampled_from([stored[name][1].nbytes // 2, 2 * stored[name][1].nbytes]))
+        for name in (data.draw(st.lists(st.sampled_from(layer), unique=True)) if layer else ())
+        if stored[name][1].nbytes > 1
+    }
+    wanted = {
+        name: TensorEntry(dtype="U8", shape=(changed[name],), data_offsets=(0, changed[name]))
+        if name in changed
+        else entry
+        for name, (_, entry) in stored.items()
+    }
+    packed = pack(wanted, own, changed)
     ranges = extents(packed, stored)
     filed = as_stored(packed, stored, ranges)
     assert filed is not None
-    assert filed.nbytes <= slot_bytes_for_reads(
-        sum(stored[name][1].nbytes for name in layer), count_extents(layer, stored)
+    size = LayerSize(
+        layers=(0, 1),
+        layer_bytes=sum(stored[name][1].nbytes for name in layer),
+        packed_bytes=sum(packed_bytes(wanted[name].nbytes) for name in layer),
+        transformed_bytes=sum(stored[name][1].nbytes for name in changed),
     )
+    as_they_are = [name for name in layer if name not in changed]
+    assert filed.nbytes <= read_slot_bytes(size, count_extents(as_they_are, stored))
+    at = max((-(-(read.at + read.nbytes) // READ_ALIGNMENT) * READ_ALIGNMENT for read in ranges), default=0)
+    for span in (span for span in filed.spans if span.name in changed):
+        assert (span.begin, span.end - span.begin) == (at, changed[span.name])
+        at += packed_bytes(changed[span.name])
     for read, following in pairwise(ranges):
         assert read.at + read.nbytes <= following.at
     for read in ranges:
         assert read.at % READ_ALIGNMENT == read.offset % READ_ALIGNMENT == 0
-    for span in (span for span in filed.spans if span.end > span.begin):
+    for span in (span for span in filed.spans if span.end > span.begin and span.name not in changed):
         header, entry = stored[span.name]
         offset = header.data_start + entry.data_offsets[0]
         (within,) = (
