@@ -364,6 +364,13 @@ class TestPlanned:
         (broken,) = refused(plan_of(machine_of(99), part, policy=policy_of("auto", wish, above, **BARE))).broken
         assert broken.subject == "dit.blocks"
 
+    def test_layers_of_one_size_are_told_apart(self) -> None:
+        stack = stack_of("blocks", 10, 10)
+        sizes = (stack.sizes[0], stack.sizes[1].model_copy(update={"transformed_bytes": 10}))
+        part = component_of("dit", stack.model_copy(update={"sizes": sizes}))
+        plan = plan_of(machine_of(11), part, policy=policy_of("auto", copies=Copies.never, **BARE))
+        assert fates(plan, "dit") == ["blocks[0:1] mapped/always", "blocks[1:2] mapped/layer"]
+
     def test_sharding_is_refused(self) -> None:
         wish = Override(select="dit", shard=Shard.always)
         case = questions.Case(
