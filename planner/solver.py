@@ -108,7 +108,7 @@ def solve(ledger: Ledger, costs: dict[str, Costs], policy: Policy) -> Optimum | 
     return Optimum(
         classes=classes,
         counts=counts,
-        cost=first.objective * model.cost_unit,
+        cost=max(0.0, first.objective) * model.cost_unit,  # The solver's nothing may be a little less.
         proven=few and first.optimal,
     )
 
