@@ -55,7 +55,7 @@ def fates_of(unit: Unit, draft: Draft, policy: Policy, budgets: dict[str, Budget
         return ((unit.home, unit.hold),)
     copies = policy.copies is Copies.when_they_fit and budgets[HOST].available_bytes is not None
     fates = _on_cpu(unit, draft, copies=copies) if draft.on_cpu else _on_device(unit, draft, policy, copies=copies)
-    allowed = [fate for fate in fates if _grants(unit, fate)]
+    allowed = [fate for fate in fates if _grants(unit, fate, on_cpu=draft.on_cpu)]
     present = (unit.home, unit.hold)
     return tuple(allowed if present in allowed else [present, *allowed])
 
@@ -98,8 +98,9 @@ def _shares(draft: Draft) -> bool:
     return draft.locks and draft.ranks > 1
 
 
-def _grants(unit: Unit, fate: Fate) -> bool:
+def _grants(unit: Unit, fate: Fate, *, on_cpu: bool) -> bool:
     home, hold = unit.wish.home, unit.wish.hold
     if unit.stack is None and hold is Hold.layer:
-        hold = unit.hold  # What is in no layer has the shortest hold that there is for it.
+        # What is in no layer has the shortest hold that there is for it; on the CPU that is said of layers alone.
+        hold = None if on_cpu else unit.hold
     return home in (None, fate[0]) and hold in (None, fate[1])

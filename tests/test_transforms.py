@@ -337,6 +337,10 @@ class TestPlanned:
         assert why.because == {"bytes": 48, "packed_bytes": 48, "transformed_bytes": 48}
         assert [each.choice for each in why.rejected] == ["mapped/always", "copies before they are placed"]
 
+    def test_hold_layer_is_said_of_layers_alone(self) -> None:
+        plan = self.planned(49, Override(select="dit", hold=Hold.layer))
+        assert fates(plan, "dit") == ["fixed device/always", "blocks[0:4] mapped/layer"]
+
     def test_below_that_nothing_fits(self) -> None:
         (short,) = refused(self.planned(18)).short
         assert (short.axis, short.need_bytes, short.have_bytes) == ("host", 18, 17)
