@@ -4,9 +4,10 @@ Torch is imported with this module.
 """
 
 # Torch's own types are partial here.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -39,11 +40,19 @@ class MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
     ) -> Any:
         results = func(*args, **(kwargs or {}))
         packet = func.overloadpacket
-        if not (packet in self._products or packet in _MAKES or func.is_view):
-            written = _nbytes(results)
-            self.moved += written + (written if packet in _LOOKS_UP else _nbytes((args, kwargs)))
+        if packet not in self._products and packet not in _MAKES:
+            read, written = _tensors((args, kwargs)), _tensors(results)
+            if not func._schema.is_mutable:
+                given = {tensor.untyped_storage()._cdata for tensor in read}
+                written = [tensor for tensor in written if tensor.untyped_storage()._cdata not in given]
+            if written:
+                self.moved += _nbytes(written) + _nbytes(written if packet in _LOOKS_UP else read)
         return results
 
 
-def _nbytes(tree: object) -> int:
-    return sum(each.numel() * each.element_size() for each in tree_leaves(tree) if isinstance(each, torch.Tensor))
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
