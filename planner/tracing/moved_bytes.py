@@ -32,7 +32,7 @@ class MovedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
 
     def __init__(self, products: Container[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.moved = 0
+        self.moved: int = 0
         self._products = products
 
     def __torch_dispatch__(

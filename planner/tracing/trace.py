@@ -118,9 +118,10 @@ def _run(
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
         moved = MovedBytes(flops.flop_registry)
         stacks = Stacks(module, [stack.name for stack in component.stacks], live)
-        with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, moved, live:
+        with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
-            stacks.run_all(partial(_call, planned))
+            with moved:
+                stacks.run_all(partial(_call, planned))
         peak, assumed = live.peak, planned.assumed
         del planned
 
