@@ -5,19 +5,17 @@
 Every pair of a model and a budget runs in a process and a memory cgroup of its own, on cold files: it measures, traces,
 plans, loads and passes. Budgets are shares of the model's weights: of what the host has beyond a process that is ready
 to load, and of a simulated device with a link. The host's peak is that of the process's anonymous bytes, less what was
-there before loading and what the simulated device holds of them; the device's is its own. Beside a simulated device
-glibc's heap gives freed blocks back at once, as an ample host's does not: the simulator's tensors lie there too.
+there before loading, and less what the simulated device holds of them and the heap keeps of its freed blocks; the
+device's is its own.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from placewise.executor.heap import MMAP_THRESHOLD_BYTES
 from placewise.planner.calibrating.calibrate import calibrate
 from placewise.plans.calibration import Calibration, LinkRate
 from placewise.plans.units import MIB, format_bytes
@@ -62,8 +60,7 @@ def run(case: Case, weight_bytes: int, ready_bytes: int) -> tuple[Predicted, Out
         drop_pages(file)
     limit = ready_bytes + SPARE_BYTES + round((case.host_share + (case.device_share or 0)) * weight_bytes)
     argv = [sys.executable, "-m", "placewise.benchmarks.prediction_child", case.model_dump_json()]
-    heap = {} if case.device_share is None else {"MALLOC_MMAP_THRESHOLD_": str(MMAP_THRESHOLD_BYTES)}
-    with memory_cap(limit) as group, Talk(group, argv, {**os.environ, **heap}) as talk:
+    with memory_cap(limit) as group, Talk(group, argv) as talk:
         try:
             return Predicted.model_validate_json(talk.answer()), Outcome.model_validate_json(talk.ask())
         except EndedError as error:
@@ -119,9 +116,7 @@ def main() -> None:
                 file.unlink()
     print_header("Predicted against observed", "python -m benchmarks.prediction")
     print(f"{len(rows)} pairs. Budgets are shares of the model's weights; figures are predicted / observed.")
-    mapped = format_bytes(MMAP_THRESHOLD_BYTES)
-    print(f"Beside {DEVICE} glibc maps blocks of {mapped} or more by themselves: the simulated device's tensors lie in")
-    print("the process's heap, which would keep what they free and count as the host's.\n")
+    print(f"Beside {DEVICE} the host's peak is without what the process's heap keeps free: its tensors were there.\n")
     print(f"| model | budget: host | plan | host's peak | {DEVICE}'s peak | seconds of a request |")
     print("|---|---|---|---:|---:|---:|")
     print("\n".join(rows))

@@ -61,13 +61,12 @@ BUILD = """
 import ctypes
 from torch import nn
 from placewise.models.build import parameters_on_meta
-names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-class Figures(ctypes.Structure): _fields_ = [(name, ctypes.c_size_t) for name in names]
+class Figures(ctypes.Structure): _fields_ = [("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t * 2)]
 c = ctypes.CDLL(None)
 c.mallinfo2.restype = Figures
 with parameters_on_meta():
     layers = [nn.Sequential(nn.Linear(512, 2048), nn.LayerNorm(512)) for _ in range(32)]
-print(c.mallinfo2().fordblks)
+print(c.mallinfo2().fordblks[0])
 """
 
 
