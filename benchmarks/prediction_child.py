@@ -119,8 +119,8 @@ _SAMPLE_S = 0.005
 class HostPeak:
     """The most anonymous bytes of this process above those at the beginning.
 
-    Without what a simulated device holds, and what glibc's heap keeps free beside one: that simulator's tensors were
-    there, and a real device's would not be.
+    Beside a simulated device without what that holds, and without what glibc's heap keeps free: its tensors were there,
+    as a real device's never are.
     """
 
     def __init__(self, device: Machine | None) -> None:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..plans.errors import ExecutionError
 from ..plans.pipeline import Component
+from ..plans.units import MIB
 
 
 def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -133,7 +134,7 @@ def parameters_on_meta() -> Generator[None]:
 _FILLS = frozenset(("normal_", "kaiming_normal_", "log_normal_", "exponential_", "cauchy_"))
 """Methods of tensors and functions of torch.nn.init, by name, that fill their first argument."""
 
-_LEAST_MAPPED_BYTES = 1 << 20
+_LEAST_MAPPED_BYTES = MIB
 
 
 class _Sparing(TorchFunctionMode):

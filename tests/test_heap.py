@@ -81,14 +81,14 @@ def test_a_build_leaves_no_gaps_of_its_weights_size() -> None:
 @pytest.mark.parametrize("make", [torch.empty, torch.zeros])
 def test_what_a_build_maps_by_itself_is_as_torch_makes_it(make: Callable[..., torch.Tensor]) -> None:
     with parameters_on_meta():
-        large = [make(512, 1024), make((1024, 1024), dtype=torch.bfloat16), make(size=(1 << 20,), dtype=torch.bool)]
+        large = [make(512, 1024), make((1024, 1024), dtype=torch.bfloat16), make(MIB, dtype=torch.bool)]
         elsewhere = make(512, 1024, device="meta")
         with torch.device("meta"):
             there = make(512, 1024)
     assert [(each.shape, each.dtype, each.device.type) for each in large] == [
         ((512, 1024), torch.float32, "cpu"),
         ((1024, 1024), torch.bfloat16, "cpu"),
-        ((1 << 20,), torch.bool, "cpu"),
+        ((MIB,), torch.bool, "cpu"),
     ]
     assert not any(each.any() for each in large)
     assert all(each.fill_(1).all() for each in large)

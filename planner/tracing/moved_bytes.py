@@ -1,4 +1,4 @@
-"""Bytes that operations read and write, matrix products aside: on a CPU they take a good part of a pass.
+"""Bytes that operations read and write, matrix products aside.
 
 Torch is imported with this module.
 """
