@@ -5,7 +5,8 @@
 Every pair of a model and a budget runs in a process and a memory cgroup of its own, on cold files: it measures, traces,
 plans, loads and passes. Budgets are shares of the model's weights: of what the host has beyond a process that is ready
 to load, and of a simulated device with a link. The host's peak is that of the process's anonymous bytes, less what was
-there before loading and what the simulated device holds of them; the device's is its own.
+there before loading, and less what the simulated device holds of them and the heap keeps of its freed blocks; the
+device's is its own.
 """
 
 import argparse
@@ -114,7 +115,8 @@ def main() -> None:
             for file in folder.iterdir():
                 file.unlink()
     print_header("Predicted against observed", "python -m benchmarks.prediction")
-    print(f"{len(rows)} pairs. Budgets are shares of the model's weights; figures are predicted / observed.\n")
+    print(f"{len(rows)} pairs. Budgets are shares of the model's weights; figures are predicted / observed.")
+    print(f"Beside {DEVICE} the host's peak is without what the process's heap keeps free: its tensors were there.\n")
     print(f"| model | budget: host | plan | host's peak | {DEVICE}'s peak | seconds of a request |")
     print("|---|---|---|---:|---:|---:|")
     print("\n".join(rows))

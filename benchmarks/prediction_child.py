@@ -1,5 +1,6 @@
 """One pair of a model and a budget, inside its cap: measure, trace, plan; then, when told to, load and pass."""
 
+import ctypes
 import sys
 import time
 from pathlib import Path
@@ -116,7 +117,11 @@ _SAMPLE_S = 0.005
 
 
 class HostPeak:
-    """The most anonymous bytes of this process above those at the beginning, less what a simulated device holds."""
+    """The most anonymous bytes of this process above those at the beginning.
+
+    Beside a simulated device without what that holds, and without what glibc's heap keeps free: its tensors were there,
+    as a real device's never are.
+    """
 
     def __init__(self, device: Machine | None) -> None:
         self._device = device
@@ -138,9 +143,21 @@ class HostPeak:
             self.bytes = max(self.bytes, self._now() - self._before)
 
     def _now(self) -> int:
-        there = 0 if self._device is None else self._device.memory().allocated_bytes
         memory = psutil.Process().memory_info()
-        return memory.rss - memory.shared - there
+        anonymous = memory.rss - memory.shared
+        return anonymous if self._device is None else anonymous - self._device.memory().allocated_bytes - _free_bytes()
+
+
+class _Mallinfo(ctypes.Structure):
+    """What glibc's `mallinfo2` gives; `fordblks` are the bytes of free blocks in all heaps."""
+
+    _fields_ = (("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t))
+
+
+def _free_bytes() -> int:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    return int(mallinfo().fordblks)
 
 
 def _compute_once() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import mmap
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..plans.errors import ExecutionError
 from ..plans.pipeline import Component
+from ..plans.units import MIB
 
 
 def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -123,7 +125,7 @@ def parameters_on_meta() -> Generator[None]:
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
-        with _NoFills():
+        with _Sparing():
             yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
@@ -132,9 +134,16 @@ def parameters_on_meta() -> Generator[None]:
 _FILLS = frozenset(("normal_", "kaiming_normal_", "log_normal_", "exponential_", "cauchy_"))
 """Methods of tensors and functions of torch.nn.init, by name, that fill their first argument."""
 
+_LEAST_MAPPED_BYTES = MIB
 
-class _NoFills(TorchFunctionMode):
-    """Leaves out random fills on meta for which torch would first import 68 MiB of compilers and symbolic algebra."""
+
+class _Sparing(TorchFunctionMode):
+    """Spares memory that would stay after the build.
+
+    Random fills on meta are left out, for which torch would first import 68 MiB of compilers and symbolic algebra.
+    What is large and empty is mapped by itself: freed in the heap, it leaves a gap, which activations then fill for
+    good.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -142,6 +151,10 @@ class _NoFills(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", None) in _FILLS and (filled := [*args, *kwargs.values()][0]).is_meta:
             return filled
+        if func in (torch.empty, torch.zeros) and kwargs.keys() <= {"dtype", "device"}:
+            twin = func(*args, **{**kwargs, "device": "meta"})
+            if twin.nbytes >= _LEAST_MAPPED_BYTES and func(0, **kwargs).device.type == "cpu":
+                return torch.frombuffer(mmap.mmap(-1, twin.nbytes), dtype=twin.dtype).view(twin.shape)
         return func(*args, **kwargs)
 
 

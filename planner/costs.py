@@ -13,6 +13,7 @@ from ..models.dataflow import is_generator
 from ..plans.pipeline import Component, RowFlops, TracedActivations
 from ..plans.policy import Hold, Home
 from ..plans.units import GIB
+from ..policies.admission import CPU
 from .budgets import HOST
 from .draft import Draft, Ledger, Unit
 from .rates import Rates
@@ -115,7 +116,8 @@ def _fault_rate(draft: Draft, rates: Rates) -> float | None:
 def compute_seconds(component: Component, rates: Rates) -> float | None:
     """Seconds of one pass's arithmetic, by its traced FLOPs at the rates of the dtype that most weights have.
 
-    Where later passes take fewer tokens than the first, the mean over a request's passes.
+    On the CPU all else takes as long as copies of what it reads and writes, where that was counted; later passes' is
+    not. Where those take fewer tokens than the first, the mean over a request's passes.
     """
     activations, passes = component.activations, component.passes
     if not isinstance(activations, TracedActivations) or not component.dtype_bytes:
@@ -126,6 +128,9 @@ def compute_seconds(component: Component, rates: Rates) -> float | None:
         return None
     by_rows = sum(each.flops for each in activations.row_flops)
     first = (activations.flops - by_rows) / square + _product_seconds(activations.row_flops, dtype, rates)
+    if rates.device == CPU and activations.moved_bytes is not None and rates.memory_copy_bytes_per_s is not None:
+        # A copy reads and writes each byte. What an accelerator's own memory does was not measured.
+        first += activations.moved_bytes / 2 / rates.memory_copy_bytes_per_s
     if not activations.later_row_flops:
         # A pass of a model that generates is one token of many, which the pass over all at once does not tell of.
         return None if passes > 1 and is_generator(component.class_name) else first

@@ -166,6 +166,8 @@ class TracedActivations(Record):
     multiplication and its addition as two; `layer_flops` is the part of each stack that has any.
     `row_flops` is the part of it in matrix products, by their rows. Where a request's later passes take fewer
     tokens than its first, as those of a model that generates, `later_row_flops` is theirs; else it is empty.
+    `moved_bytes` are what all other operations of the pass read and write, such as norms and sums; absent where that
+    was not counted.
     `chunked` has the peaks of chunked passes that were traced too, of fewer tokens at a time first.
     """
 
@@ -175,6 +177,7 @@ class TracedActivations(Record):
     layer_flops: tuple[StackFlops, ...] = ()
     row_flops: tuple[RowFlops, ...] = ()
     later_row_flops: tuple[RowFlops, ...] = ()
+    moved_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda moved: moved is None)
     chunked: tuple[ChunkedPeak, ...] = ()
 
 

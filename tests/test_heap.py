@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from placewise.executor.heap import chosen_by, leaves_little
+from placewise.models.build import parameters_on_meta
 from placewise.plans.machine import Unmeasurable
 from placewise.plans.units import GIB, MIB
 
@@ -52,6 +55,45 @@ def test_the_environments_word_stands() -> None:
     fixed, count = given_back("fix", MALLOC_MMAP_THRESHOLD_=str(32 * MIB))
     assert not fixed
     assert count <= 4 * MIB
+
+
+BUILD = """
+import ctypes
+from torch import nn
+from placewise.models.build import parameters_on_meta
+class Figures(ctypes.Structure): _fields_ = [("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t * 2)]
+c = ctypes.CDLL(None)
+c.mallinfo2.restype = Figures
+with parameters_on_meta():
+    layers = [nn.Sequential(nn.Linear(512, 2048), nn.LayerNorm(512)) for _ in range(32)]
+print(c.mallinfo2().fordblks[0])
+"""
+
+
+@glibc
+def test_a_build_leaves_no_gaps_of_its_weights_size() -> None:
+    """Freed one by one, with small blocks between them, they left as much as all layers take: 128 MiB."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / ".src")}
+    ran = subprocess.run([sys.executable, "-c", BUILD], env=env, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 16 * MIB
+
+
+@pytest.mark.parametrize("make", [torch.empty, torch.zeros])
+def test_what_a_build_maps_by_itself_is_as_torch_makes_it(make: Callable[..., torch.Tensor]) -> None:
+    with parameters_on_meta():
+        large = [make(512, 1024), make((1024, 1024), dtype=torch.bfloat16), make(MIB, dtype=torch.bool)]
+        elsewhere = make(512, 1024, device="meta")
+        with torch.device("meta"):
+            there = make(512, 1024)
+    assert [(each.shape, each.dtype, each.device.type) for each in large] == [
+        ((512, 1024), torch.float32, "cpu"),
+        ((1024, 1024), torch.bfloat16, "cpu"),
+        ((MIB,), torch.bool, "cpu"),
+    ]
+    assert not any(each.any() for each in large)
+    assert all(each.fill_(1).all() for each in large)
+    assert elsewhere.is_meta
+    assert there.is_meta
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from ...plans.pipeline import (
 )
 from .fakes import dtype_of, faked, quiet, why
 from .live_bytes import LiveBytes
+from .moved_bytes import MovedBytes
 from .row_flops import RowCounter
 from .stacks import Stacks
 
@@ -115,10 +116,12 @@ def _run(
         live.live += sum(buffer.nbytes for buffer in module.buffers())
         rows = RowCounter()
         flops = FlopCounterMode(display=False, custom_mapping={_CPU_ATTENTION: _attention_flops, **rows.formulas})
+        moved = MovedBytes(flops.flop_registry)
         stacks = Stacks(module, [stack.name for stack in component.stacks], live)
         with flops, _stack_flops(module, component, flops) as by_stack, _tokens_of(chunkable) as tokens, live:
             planned = pass_of(module, workload, latents)
-            stacks.run_all(partial(_call, planned))
+            with moved:
+                stacks.run_all(partial(_call, planned))
         peak, assumed = live.peak, planned.assumed
         del planned
 
@@ -145,6 +148,7 @@ def _run(
         layer_flops=tuple(StackFlops(stack=stack, flops=count) for stack, count in sorted(by_stack.items())),
         row_flops=rows.counted(),
         later_row_flops=later,
+        moved_bytes=moved.moved,
         chunked=tuple(each for each in chunked if each.peak_bytes < peak),
     )
     return traced, assumed
