@@ -1,8 +1,7 @@
 """The way of one component's units to its compute device: copied from their homes, or read from their files."""
 
 import threading
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -14,7 +13,7 @@ from .machine import Machine
 from .mapping import Mappings
 from .pages import pages_of, tells_cached
 from .reads import FileReader
-from .transport import Place, Route, Transport, Weights, completed, fill, leave_out, packed_route, route_in_place
+from .transport import Place, Route, Transport, completed, filling, leave_out, packed_route, route_in_place
 from .units import Unit
 
 
@@ -101,7 +100,9 @@ class Fetcher:
     def _place(self, unit: Unit, buffer: torch.Tensor, route: Route | None) -> Place:
         if route is None or self._transport is None:
             views = unit.layout.views(buffer)
-            return Place(weights=self._lent(views), fill=partial(self._copy, views, unit))
+            return self._counted(
+                unit, Place(weights=views, fill=filling(self._machine, views, unit.source)), unit.on_file
+            )
         route = leave_out(route, self._stored, frozenset(unit.replaced))
         paths, strided = {read.path for read in route.reads}, unit.strided
         read = (view for name, view in unit.on_file.items() if name not in strided)
@@ -109,11 +110,30 @@ class Fetcher:
         # Blocks of the file go over some of what was replaced.
         apart = {name: unit.source[name] for name in unit.source if name in strided or name in unit.replaced}
         place = completed(self._transport.place(route, self._stored, buffer, cached), self._machine, apart)
-        return Place(weights=self._lent(place.weights), fill=partial(self._read, place, unit))
+        return self._counted(unit, place, strided)
 
-    def _lent(self, views: Weights) -> Weights:
-        """Made with the place, and not every time that it is filled. What fills it are no writes to them."""
-        return {name: LentWeight.of(self._names[name], view) for name, view in views.items()}
+    def _counted(self, unit: Unit, place: Place, copied: Collection[str]) -> Place:
+        """The place with weights to lend, which what fills it does not write to. What is filled is counted.
+
+        Args:
+            unit: what the place is of.
+            place: with plain views of its buffer.
+            copied: the names of weights that are copied out of the mapping.
+        """
+        expect, fill = self._mappings.expecting(copied), place.fill
+        copied_bytes = sum(unit.source[name].nbytes for name in copied)
+        linked = self._machine.device.type != "cpu"
+        link_bytes = sum(span.end - span.begin for span in unit.layout.spans) if linked else 0
+
+        def fill_and_count() -> None:
+            expect()
+            fill()
+            with self._counting:
+                self._copied_bytes += copied_bytes
+                self.link_bytes += link_bytes
+
+        weights = {name: LentWeight.of(self._names[name], view) for name, view in place.weights.items()}
+        return Place(weights=weights, fill=fill_and_count)
 
     def home_value(self, unit: Unit, name: str) -> torch.Tensor:
         """A weight's value at home, in memory of its own on the host.
@@ -141,19 +161,3 @@ class Fetcher:
             note = "tensors do not lie at multiples of their dtypes' sizes in the file: read through the page cache"
             self._notes[note] = None
         return packed_route(unit.layout, self._stored, staged=transport.staged)
-
-    def _read(self, place: Place, unit: Unit) -> None:
-        self._mappings.expect(unit.strided)
-        place.fill()
-        self._count(unit, unit.strided)
-
-    def _copy(self, weights: Weights, unit: Unit) -> None:
-        self._mappings.expect(unit.on_file)
-        fill(self._machine, weights, unit.source)
-        self._count(unit, unit.on_file)
-
-    def _count(self, unit: Unit, copied: Iterable[str]) -> None:
-        with self._counting:
-            self._copied_bytes += sum(unit.source[name].nbytes for name in copied)
-            if self._machine.device.type != "cpu":
-                self.link_bytes += sum(span.end - span.begin for span in unit.layout.spans)

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -15,7 +14,7 @@ from .machine import Machine
 from .mapping import Mappings
 from .pages import PageLock, Pages, merged
 from .reads import FileReader, can_read
-from .transport import Place, Transport, Weights, completed, fetch, fill, packed_route
+from .transport import Place, Transport, Weights, completed, fetch, filling, packed_route
 
 _CHUNK_BYTES, _DEPTH = 4 * MIB, 4
 
@@ -78,7 +77,7 @@ class Homes:
         machine = self._device if staged else self._host
         if self._transport is None:
             weights = layout.views(buffer)
-            place = Place(weights=weights, fill=partial(fill, machine, weights, views))
+            place = Place(weights=weights, fill=filling(machine, weights, views))
         else:
             if staged:
                 self._transport.open()

@@ -7,7 +7,7 @@ anonymous memory, where a read-only mapping would end the process.
 """
 
 import mmap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import prod
 from pathlib import Path
 
@@ -99,14 +99,24 @@ class Mappings:
         return value
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to copy these tensors out of the mapping: the pages of transformed ones are not touched in order.
+        """Make ready to copy these tensors out of the mapping.
 
         Raises:
             ExecutionError: a file has become shorter.
         """
-        for path in sorted({self._facts.tensors[name][0].path for name in names}):
-            self._by_path[path].check()
-        read_ahead(pages_of(self.view(name) for name in names if name in self._facts.transforms))
+        self.expecting(names)()
+
+    def expecting(self, names: Collection[str]) -> Callable[[], None]:
+        """What does so, as often as they are copied. The pages of transformed tensors are not touched in order."""
+        files = [self._by_path[path] for path in sorted({self._facts.tensors[name][0].path for name in names})]
+        pages = pages_of(self.view(name) for name in names if name in self._facts.transforms)
+
+        def expect() -> None:
+            for file in files:
+                file.check()
+            read_ahead(pages)
+
+        return expect
 
     def _empty(self, name: str) -> torch.Tensor:
         entry = self._facts.wanted(name)

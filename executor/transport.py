@@ -62,17 +62,23 @@ _PIECE_BYTES = 4 * MIB
 """The most that is made contiguous on the host at once, on its way to a device."""
 
 
-def fill(machine: Machine, weights: Weights, source: Weights) -> None:
-    """Write each weight from the source of the same name. The copies may run on where the machine has streams.
+def filling(machine: Machine, weights: Weights, source: Weights) -> Callable[[], None]:
+    """What writes each weight from the source of the same name. The copies may run on where the machine has streams.
 
     A source may be a strided view with more axes than its weight, and of another dtype. To another device it goes in
     pieces: there torch would first make a whole copy of it on the host.
     """
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, weight in weights.items():
         view, target = source[name], weight.view(source[name].shape)
         as_it_is = target.device.type == "cpu" or (view.is_contiguous() and view.dtype == target.dtype)
-        for part, piece in ((target, view),) if as_it_is else _pieces(target, view):
-            machine.copy_in(part, piece)
+        copies += ((target, view),) if as_it_is else _pieces(target, view)
+
+    def fill() -> None:
+        for target, view in copies:
+            machine.copy_in(target, view)
+
+    return fill
 
 
 def _pieces(target: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -88,11 +94,11 @@ def _pieces(target: torch.Tensor, view: torch.Tensor) -> Iterator[tuple[torch.Te
 
 def completed(place: Place, machine: Machine, source: Weights) -> Place:
     """The place whose weights of these names no read brings: they are written from their source, after the others."""
-    apart = {name: place.weights[name] for name in source}
+    fill_apart = filling(machine, {name: place.weights[name] for name in source}, source)
 
     def fill_all() -> None:
         place.fill()
-        fill(machine, apart, source)
+        fill_apart()
 
     return replace(place, fill=fill_all)
 

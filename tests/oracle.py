@@ -165,7 +165,7 @@ def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
     """Bytes that a request copies to devices and reads off the mapping; as if one more unit were a host copy.
 
     What is mapped is read once where all of a component's fits beside what the host needs in that phase, and in every
-    pass where it does not.
+    pass where it does not; so are layers that the CPU has read into slots.
     """
     units = [_as_copy(unit) if unit.name == copied else unit for unit in residents(plan)]
     always = _on_host(units, plan)
@@ -178,8 +178,15 @@ def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
         for unit in own:
             reads = 1 if unit.hold == "phase" else component.passes
             total += unit.moved * reads if not unit.on_cpu and unit.hold != "always" else 0
-            total += unit.stored * (1 if cached else reads) if unit.home == "mapped" else 0
+            past_cache = unit.on_cpu and unit.hold == "layer" and _reader(plan, component.name) != "mapping"
+            total += unit.stored * (1 if cached and not past_cache else reads) if unit.home == "mapped" else 0
     return total
+
+
+def _reader(plan: Plan, component: str) -> str | None:
+    """How a component's slots are filled; null where it has none."""
+    (placement,) = [placement for placement in plan.placements if placement.component == component]
+    return None if placement.staging is None else placement.staging.reader
 
 
 def _as_copy(unit: Resident) -> Resident:
@@ -196,8 +203,7 @@ def page_cache(plan: Plan, component: str) -> int:
 
     Direct reads go past it, but nothing that is transformed is read so.
     """
-    (placement,) = [placement for placement in plan.placements if placement.component == component]
-    direct = placement.staging is not None and placement.staging.reader == "direct"
+    direct = _reader(plan, component) == "direct"
     mapped = [unit for unit in residents(plan) if unit.name[0] == component and unit.home == "mapped"]
     return sum(unit.transformed if direct and unit.hold == "layer" else unit.stored for unit in mapped)
 
