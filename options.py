@@ -188,8 +188,6 @@ def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
 _FIELDS = {"deinterleave": ("groups", "parts"), "transpose": (), "cast": ("dtype",)}
 """What follows the kind of a transform, by the kind."""
 
-_TRANSFORM: TypeAdapter[Transform] = TypeAdapter(Transform)
-
 
 def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
     """`component:tensor=kind` options by component, in their order.
@@ -197,6 +195,7 @@ def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
     Raises:
         InputError: one does not read as a transform.
     """
+    kinds: TypeAdapter[Transform] = TypeAdapter(Transform)
     found: dict[str, list[Transform]] = {}
     for text in texts:
         component, colon, rest = text.partition(":")
@@ -210,7 +209,7 @@ def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
             )
         stated = {"kind": kind, "tensor": tensor, **dict(zip(fields, values, strict=True))}
         try:
-            transform = _TRANSFORM.validate_python(stated, strict=False)
+            transform: Transform = kinds.validate_python(stated, strict=False)
         except ValidationError as error:
             raise InputError(f"--transform '{text}': {explain_validation(error)}") from None
         found.setdefault(component, []).append(transform)
