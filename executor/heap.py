@@ -10,28 +10,22 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
+from ..plans import heap
 from ..plans.document import Plan
+from ..plans.heap import FRESH_BLOCK_BYTES
 from ..plans.pipeline import known_peak_bytes
-from ..plans.units import GIB, MIB
 
-MMAP_THRESHOLD_BYTES = MIB
-"""Blocks of this size or more are mapped by themselves, and given back when they are freed."""
-
-AMPLE_BYTES = 2 * GIB
-"""A host with so much left over can bear the gaps, and is spared the page faults of a fresh mapping for each tensor."""
-
-_OPTIONS = ((-3, MMAP_THRESHOLD_BYTES), (-1, 2 * MMAP_THRESHOLD_BYTES))
+_OPTIONS = ((-3, FRESH_BLOCK_BYTES), (-1, 2 * FRESH_BLOCK_BYTES))
 """M_MMAP_THRESHOLD, and M_TRIM_THRESHOLD at twice of it, the ratio that glibc itself keeps."""
 
 
 def leaves_little(plan: Plan) -> bool:
-    """Whether gaps in the heap may be more than a plan leaves of the host, the reserve included; where unknown, yes."""
+    """Whether gaps in the heap may be more than a plan leaves of the host."""
     (available,) = (budget.available_bytes for budget in plan.budgets if budget.axis == "host")
-    if available is None:
-        return True
+    ranks = plan.workload.ranks
     peak = max((phase.predicted.peak_bytes.get("host") or 0 for phase in plan.phases), default=0)
     activations = max((known_peak_bytes(part.activations) or 0 for part in plan.pipeline.components), default=0)
-    return available - plan.workload.ranks * peak < max(AMPLE_BYTES, plan.workload.ranks * activations)
+    return heap.leaves_little(available, peak=ranks * peak, activations=ranks * activations)
 
 
 @cache

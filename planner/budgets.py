@@ -6,9 +6,10 @@ Two axes are parts of the host: what may be page-locked for a device's copies, a
 from collections.abc import Iterable
 
 from ..plans.document import Budget
+from ..plans.heap import leaves_little
 from ..plans.machine import Machine, Measured, MemoryKind
 from ..plans.pipeline import Component, known_peak_bytes
-from ..plans.policy import Home, Policy
+from ..plans.policy import Copies, Home, Policy
 from ..plans.units import MIB
 from ..policies.admission import pins
 
@@ -60,15 +61,25 @@ def budgets_of(machine: Machine, policy: Policy, *, copied_bytes: int, ranks: in
 def copied_bytes_of(components: Iterable[Component]) -> int:
     """What the host holds of components, all their weights copied there, and the most that a pass adds."""
     components = tuple(components)
-    return sum(map(whole_bytes, components)) + max(
-        (known_peak_bytes(part.activations) or 0 for part in components), default=0
-    )
+    return sum(map(whole_bytes, components)) + _activation_bytes(components)
+
+
+def _activation_bytes(components: Iterable[Component]) -> int:
+    return max((known_peak_bytes(part.activations) or 0 for part in components), default=0)
 
 
 def whole_bytes(component: Component) -> int:
     """All weights of a component, packed."""
     sizes = (size for stack in component.stacks for size in stack.sizes)
     return component.fixed_packed_bytes + sum(size.packed_bytes * (size.layers[1] - size.layers[0]) for size in sizes)
+
+
+def gives_back(host: Budget, policy: Policy, components: Iterable[Component], copied_bytes: int, ranks: int) -> bool:
+    """Whether the executor will give freed activations back at once, as far as is known before weights are placed."""
+    activations = _activation_bytes(components)
+    most = copied_bytes if policy.copies is Copies.when_they_fit else activations
+    peak = ranks * min(host.usable_bytes, most)
+    return leaves_little(host.available_bytes, peak=peak, activations=ranks * activations)
 
 
 def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:

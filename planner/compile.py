@@ -8,7 +8,7 @@ from ..plans.pipeline import Pipeline, UnknownActivations, Workload, known_peak_
 from ..plans.policy import Policy
 from ..policies.admission import broken_rules
 from ..policies.selectors import resolve_overrides
-from .budgets import available_for, budgets_of, copied_bytes_of
+from .budgets import HOST, available_for, budgets_of, copied_bytes_of, gives_back
 from .checker import check_plan
 from .draft import Ledger, draft_of, ledger_of
 from .explain import decisions_of
@@ -42,7 +42,10 @@ def compile_plan(pipeline: Pipeline, machine: Machine, policy: Policy, workload:
     placed = () if broken else pipeline.components
 
     seated = seatings(placed, machine, wishes)
-    rates = {seat.device: rates_of(machine.calibration, seat.device) for seating in seated for seat in seating}
+    touches = gives_back(budgets[HOST], policy, pipeline.components, copied_bytes, workload.ranks)
+    rates = {
+        seat.device: rates_of(machine.calibration, seat.device, fresh=touches) for seating in seated for seat in seating
+    }
 
     def fresh(seating: Seating) -> Ledger:
         drafts = (

@@ -116,8 +116,9 @@ def _fault_rate(draft: Draft, rates: Rates) -> float | None:
 def compute_seconds(component: Component, rates: Rates) -> float | None:
     """Seconds of one pass's arithmetic, by its traced FLOPs at the rates of the dtype that most weights have.
 
-    On the CPU all else takes as long as copies of what it reads and writes, where that was counted; later passes' is
-    not. Where those take fewer tokens than the first, the mean over a request's passes.
+    On the CPU all else takes as long as copies of what it reads and writes, and activations wait for fresh memory where
+    they do not find it in the heap; as far as that was counted, and later passes' is not. Where those take fewer tokens
+    than the first, the mean over a request's passes.
     """
     activations, passes = component.activations, component.passes
     if not isinstance(activations, TracedActivations) or not component.dtype_bytes:
@@ -131,6 +132,8 @@ def compute_seconds(component: Component, rates: Rates) -> float | None:
     if rates.device == CPU and activations.moved_bytes is not None and rates.memory_copy_bytes_per_s is not None:
         # A copy reads and writes each byte. What an accelerator's own memory does was not measured.
         first += activations.moved_bytes / 2 / rates.memory_copy_bytes_per_s
+    if activations.fresh_bytes is not None and rates.touch_s_per_gib is not None:
+        first += activations.fresh_bytes / GIB * rates.touch_s_per_gib
     if not activations.later_row_flops:
         # A pass of a model that generates is one token of many, which the pass over all at once does not tell of.
         return None if passes > 1 and is_generator(component.class_name) else first

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..plans.calibration import Calibration, DiskRate, ReadMode
+from ..policies.admission import CPU
 
 _AS_FAST = 0.8
 """Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for."""
@@ -26,6 +27,7 @@ class Rates:
         link_mapped_bytes_per_s: the same from a mapped file in the page cache; as pageable where not measured.
         memory_copy_bytes_per_s: copies from host memory to host memory.
         pin_s_per_gib: what it costs to page-lock memory.
+        touch_s_per_gib: what fresh memory costs the CPU, where activations take it and not what the heap has kept.
         cores: processor cores that compute and reads share.
         flops: operations per second of matrix products, by dtype name and rows; null rows are a square product.
     """
@@ -39,6 +41,7 @@ class Rates:
     link_mapped_bytes_per_s: float | None = None
     memory_copy_bytes_per_s: float | None = None
     pin_s_per_gib: float | None = None
+    touch_s_per_gib: float | None = None
     cores: float | None = None
     flops: tuple[tuple[str, int | None, float], ...] = ()
 
@@ -79,9 +82,10 @@ class Rates:
         return math.exp(math.log(slow) * (1 - part) + math.log(fast) * part)
 
 
-def rates_of(calibration: Calibration | None, device: str) -> Rates:
+def rates_of(calibration: Calibration | None, device: str, *, fresh: bool = False) -> Rates:
     """The rates for one compute device such as `cuda:0` or `cpu`; all unknown without a calibration.
 
+    `fresh`: whether freed activations are given back at once, so that the next ones take fresh memory.
     The result does not depend on the order of the records.
     """
     if calibration is None:
@@ -100,6 +104,7 @@ def rates_of(calibration: Calibration | None, device: str) -> Rates:
         link_mapped_bytes_per_s=links.get("mapped", links.get("pageable")),
         memory_copy_bytes_per_s=calibration.memory_copy_bytes_per_s,
         pin_s_per_gib=calibration.pin_s_per_gib,
+        touch_s_per_gib=calibration.touch_s_per_gib if fresh and device == CPU else None,
         cores=calibration.cores,
         flops=tuple((rate.dtype, rate.rows, rate.flops_per_s) for rate in calibration.compute if rate.device == device),
     )

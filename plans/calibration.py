@@ -55,7 +55,7 @@ class Calibration(Record):
 
     `given` marks rates that were stated for a machine that is not here. Rates that were not measured are absent, and
     what depends on them is unknown. `pin_s_per_gib` is null without pinned memory. `cores` are those that this process
-    might use, of which a quota may leave a fraction.
+    might use, of which a quota may leave a fraction. `touch_s_per_gib` is what fresh memory costs, page by page.
     """
 
     measured_at: str
@@ -67,4 +67,5 @@ class Calibration(Record):
     links: tuple[LinkRate, ...] = ()
     compute: tuple[ComputeRate, ...] = ()
     pin_s_per_gib: NonNegativeFloat | None = None
+    touch_s_per_gib: NonNegativeFloat | None = Field(default=None, exclude_if=lambda seconds: seconds is None)
     notes: tuple[str, ...] = ()

@@ -20,6 +20,8 @@ def print_calibration(calibration: Calibration, console: Console) -> None:
         table.add_row("disk", "unknown", "")
     copy = calibration.memory_copy_bytes_per_s
     table.add_row("memory copy", "unknown" if copy is None else _rate(copy), "")
+    if calibration.touch_s_per_gib is not None:
+        table.add_row("fresh memory", f"{calibration.touch_s_per_gib:.2f} s/GiB", "")
     for link in calibration.links:
         table.add_row(f"link to {link.device}", _rate(link.bytes_per_s), f"from {link.source} memory")
     if calibration.pin_s_per_gib is not None:

@@ -167,7 +167,7 @@ class TracedActivations(Record):
     `row_flops` is the part of it in matrix products, by their rows. Where a request's later passes take fewer
     tokens than its first, as those of a model that generates, `later_row_flops` is theirs; else it is empty.
     `moved_bytes` are what all other operations of the pass read and write, such as norms and sums; absent where that
-    was not counted.
+    was not counted. `fresh_bytes` are what it takes of memory in blocks of 1 MiB or more, those taken again included.
     `chunked` has the peaks of chunked passes that were traced too, of fewer tokens at a time first.
     """
 
@@ -178,6 +178,7 @@ class TracedActivations(Record):
     row_flops: tuple[RowFlops, ...] = ()
     later_row_flops: tuple[RowFlops, ...] = ()
     moved_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda moved: moved is None)
+    fresh_bytes: NonNegativeInt | None = Field(default=None, exclude_if=lambda fresh: fresh is None)
     chunked: tuple[ChunkedPeak, ...] = ()
 
 

@@ -39,6 +39,7 @@ def test_a_calibration_of_this_machine(model: Path) -> None:
     assert {rate.mode for rate in found.disks} >= {ReadMode.buffered, ReadMode.faults}
     assert all((rate.cpu_s_per_gib or 0) >= 0 for rate in found.disks)
     assert found.memory_copy_bytes_per_s is not None
+    assert (found.touch_s_per_gib or 0) > 0
     assert {(rate.device, rate.dtype) for rate in found.compute} >= {("cpu", "F32"), ("cpu", "BF16")}
     assert (found.links, found.pin_s_per_gib, found.given) == ((), None, False)
     assert found.measured_at.endswith("+00:00")

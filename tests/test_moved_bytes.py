@@ -12,16 +12,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from placewise.planner.budgets import budgets_of, copied_bytes_of, gives_back
 from placewise.planner.costs import compute_seconds
 from placewise.planner.rates import Rates
 from placewise.planner.tracing import trace
 from placewise.planner.tracing.moved_bytes import MovedBytes
 from placewise.planner.tracing.trace import trace_component
 from placewise.plans.pipeline import TracedActivations, Workload
+from placewise.plans.policy import Copies
+from placewise.plans.units import GIB, MIB
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from . import modules
+from .questions import component_of, machine_of, policy_of, stack_of
 from .real_passes import component, stack
 
 ROWS, WIDTH = 6, 8
@@ -29,12 +33,16 @@ ONE = ROWS * WIDTH * 4
 """The bytes of `x`."""
 
 
-def moved(run: Callable[[torch.Tensor], object], rows: int = ROWS) -> int:
+def counted(run: Callable[[torch.Tensor], object], rows: int = ROWS) -> MovedBytes:
     x = torch.zeros(rows, WIDTH, device="meta")
     counter = MovedBytes(FlopCounterMode(display=False).flop_registry)
     with torch.no_grad(), counter:
         run(x)
-    return counter.moved
+    return counter
+
+
+def moved(run: Callable[[torch.Tensor], object], rows: int = ROWS) -> int:
+    return counted(run, rows).moved
 
 
 OPERATIONS: list[tuple[Callable[[torch.Tensor], object], int]] = [
@@ -57,6 +65,27 @@ OPERATIONS: list[tuple[Callable[[torch.Tensor], object], int]] = [
 @pytest.mark.parametrize(("run", "bytes_moved"), OPERATIONS)
 def test_what_an_operation_reads_and_writes_is_counted(run: Callable[[torch.Tensor], object], bytes_moved: int) -> None:
     assert moved(run) == bytes_moved
+
+
+LARGE = MIB // WIDTH
+"""Rows of 4 MiB."""
+
+TAKING: list[tuple[Callable[[torch.Tensor], object], int]] = [
+    (lambda x: x + x, 1),
+    (lambda x: x.relu().relu(), 2),
+    (lambda x: x @ torch.zeros(WIDTH, WIDTH, device="meta"), 1),
+    (lambda x: torch.empty_like(x), 1),
+    (lambda x: x.sum(-1), 0),  # of 512 KiB
+    (lambda x: x.relu_().view(-1)[1:].add_(1), 0),
+]
+
+
+@pytest.mark.parametrize(("run", "blocks"), TAKING)
+def test_large_blocks_are_fresh_each_time_that_they_are_taken(
+    run: Callable[[torch.Tensor], object], blocks: int
+) -> None:
+    assert counted(run, LARGE).fresh == blocks * 4 * MIB
+    assert counted(run).fresh == 0
 
 
 class Layer(nn.Module):
@@ -119,6 +148,34 @@ def seconds(activations: TracedActivations, rates: Rates) -> float | None:
 
 def test_a_cpu_moves_bytes_as_fast_as_it_copies_them() -> None:
     assert seconds(COUNTED, RATES) == pytest.approx(2 + 3)  # a copy of 3e9 bytes reads and writes as much
+
+
+def test_fresh_memory_takes_its_time() -> None:
+    taken = COUNTED.model_copy(update={"fresh_bytes": 4 * GIB})
+    assert seconds(taken, RATES) == pytest.approx(2 + 3)
+    assert seconds(taken, replace(RATES, touch_s_per_gib=0.25)) == pytest.approx(2 + 3 + 1)
+    assert seconds(COUNTED, replace(RATES, touch_s_per_gib=0.25)) == pytest.approx(2 + 3)
+    assert "fresh_bytes" not in COUNTED.model_dump()
+
+
+@given(
+    host=st.integers(1, 64).map(lambda count: count * GIB), more=st.integers(0, 8 * GIB), copies=st.sampled_from(Copies)
+)
+def test_memory_is_fresh_where_the_plan_may_leave_little_and_never_for_more_of_the_host(
+    host: int, more: int, copies: Copies
+) -> None:
+    part = component_of("a", stack_of("blocks", *[GIB] * 8))
+
+    def fresh(available: int) -> bool:
+        policy = policy_of("auto", copies=copies)
+        copied_bytes = copied_bytes_of((part,))
+        budget = budgets_of(machine_of(available), policy, copied_bytes=copied_bytes)["host"]
+        return gives_back(budget, policy, (part,), copied_bytes, 1)
+
+    assert fresh(host) >= fresh(host + more)
+    assert fresh(GIB)
+    assert not fresh(40 * GIB)
+    assert fresh(8 * GIB) == (copies is Copies.when_they_fit)
 
 
 def test_without_figures_products_alone_are_timed() -> None:

@@ -185,3 +185,13 @@ def test_a_pass_takes_the_time_of_its_products() -> None:
     assert compute_seconds(part.model_copy(update={"activations": later}), rates) == pytest.approx(3.2 / 3)
     encoder = part.model_copy(update={"activations": prefill, "class_name": "T5EncoderModel"})
     assert compute_seconds(encoder, rates) == pytest.approx(1.2)
+
+
+def test_fresh_memory_costs_the_cpu_where_it_is_taken() -> None:
+    calibration = measured().model_copy(update={"touch_s_per_gib": 0.25})
+    found = {
+        (device, fresh): rates_of(calibration, device, fresh=fresh).touch_s_per_gib
+        for device in ("cpu", "cuda:0")
+        for fresh in (False, True)
+    }
+    assert {case for case, cost in found.items() if cost is not None} == {("cpu", True)}

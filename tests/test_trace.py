@@ -164,6 +164,7 @@ def test_a_stack_of_linears_is_counted_exactly(tmp_path: Path, monkeypatch: pyte
         layer_flops=(StackFlops(stack="layers", flops=layers),),
         row_flops=(RowFlops(rows=6, flops=layers + 2 * 6 * 48 * 7),),
         moved_bytes=0,
+        fresh_bytes=0,
     )
 
 

@@ -12,7 +12,7 @@ from ..measuring.cores import available_cores
 from ..measuring.disk import disk_of
 from ..measuring.host import measure_host
 from .cache import fingerprint_of
-from .compute import here, measure_copy, measure_links, measure_products
+from .compute import here, measure_copy, measure_links, measure_products, measure_touch
 from .disk import DiskMeasurement
 from .effort import USUAL, Effort
 from .files import checkpoint_files, open_sources
@@ -58,7 +58,7 @@ def calibrate(
         model, machine.disk, effort, scratch, lambda part: told("disk", _DISK_SHARE * part)
     )
     told("memory", _DISK_SHARE)
-    copy_bytes_per_s = measure_copy(effort)
+    copy_bytes_per_s, touch_s_per_gib = measure_copy(effort), measure_touch(effort)
     real = here(accelerators)
     told("links", 0.8)
     links = measure_links(real, files[0] if files else None, effort)
@@ -76,6 +76,7 @@ def calibrate(
         links=links.rates,
         compute=products.rates,
         pin_s_per_gib=links.pin_s_per_gib,
+        touch_s_per_gib=touch_s_per_gib,
         notes=(*disk_notes, *absent_notes, *links.notes, *products.notes),
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...plans.calibration import ComputeRate, LinkRate
 from ...plans.machine import Accelerator
-from ...plans.units import GIB
+from ...plans.units import GIB, MIB
 from ...policies.admission import CPU
 from .effort import Effort
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SIMULATED = "sim"
 _SMALLEST_MATMUL = 256
+_FRESH_BYTES = 4 * MIB
 _STEADY_PART = _THIN_PART = 0.25
 
 
@@ -56,6 +57,19 @@ def measure_copy(effort: Effort) -> float:
             to.copy_(from_)
 
     return count / _best_s(copy, effort.repeats)
+
+
+def measure_touch(effort: Effort) -> float:
+    """Seconds per GiB of fresh memory in blocks of some MiB, each mapped, written to page by page, and given back."""
+    blocks = max(1, effort.copy_bytes // _FRESH_BYTES)
+    zeros = bytes(len(range(0, _FRESH_BYTES, mmap.PAGESIZE)))
+
+    def touch() -> None:
+        for _ in range(blocks):
+            with mmap.mmap(-1, _FRESH_BYTES) as block:
+                block[:: mmap.PAGESIZE] = zeros
+
+    return _best_s(touch, effort.repeats) * GIB / (blocks * _FRESH_BYTES)
 
 
 def here(accelerators: tuple[Accelerator, ...]) -> tuple[Accelerator, ...]:

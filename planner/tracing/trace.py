@@ -149,6 +149,7 @@ def _run(
         row_flops=rows.counted(),
         later_row_flops=later,
         moved_bytes=moved.moved,
+        fresh_bytes=moved.fresh,
         chunked=tuple(each for each in chunked if each.peak_bytes < peak),
     )
     return traced, assumed
