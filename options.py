@@ -195,7 +195,6 @@ def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
     Raises:
         InputError: one does not read as a transform.
     """
-    kinds: TypeAdapter[Transform] = TypeAdapter(Transform)
     found: dict[str, list[Transform]] = {}
     for text in texts:
         component, colon, rest = text.partition(":")
@@ -209,7 +208,7 @@ def transforms_of(texts: tuple[str, ...]) -> dict[str, list[Transform]]:
             )
         stated = {"kind": kind, "tensor": tensor, **dict(zip(fields, values, strict=True))}
         try:
-            transform: Transform = kinds.validate_python(stated, strict=False)
+            transform: Transform = TypeAdapter[Transform](Transform).validate_python(stated, strict=False)
         except ValidationError as error:
             raise InputError(f"--transform '{text}': {explain_validation(error)}") from None
         found.setdefault(component, []).append(transform)
