@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, Plai
 class Record(BaseModel):
     """A frozen record. Sequences are tuples, choices are enums, units stand in the names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # Most plans have few of all kinds of records: what validates them is made with the first of each.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         """Nothing in a record changes, so it serves as its own copy."""
