@@ -315,7 +315,7 @@ def _check_devices(made: "Plan", plan_file: Path, model: Path, *, at_rest: bool,
         )
     if found.unchecked:
         raise InputError(
-            f"{plan_file}: {len(found.unchecked)} parts could not be checked",
+            f"{plan_file}: could not be checked: {', '.join(found.unchecked)}",
             hint="placewise.check_devices(plan, model, request, modules={name: module}) runs code of your own",
         )
     say(f"{plan_file}: no operation is on two devices")

@@ -148,7 +148,7 @@ def test_check_devices_says_what_it_cannot_run(run: Run, checkpoint: Path, tmp_p
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
         "model could not be checked: component 'model' does not say how it is built (library None)\n"
-        f"error: {plan}: 1 parts could not be checked\n"
+        f"error: {plan}: could not be checked: model\n"
         "hint: placewise.check_devices(plan, model, request, modules={name: module}) runs code of your own\n"
     )
     alone = run("check", plan, "--model", checkpoint, "--at-rest")

@@ -225,6 +225,7 @@ SITES: dict[str, Site] = {
     "gather": lambda device: ones(3, 2)(device).gather(0, whole(1, 2)(device)),
     "norm": lambda device: F.layer_norm(ones(2, 3)(device), (3,), ones(3)(device), ones(3)(device)),
     "convolution": lambda device: F.conv1d(ones(1, 2, 5)(device), ones(2, 2, 3)(device), ones(2)(device)),
+    "strided convolution": lambda device: F.conv1d(ones(1, 5, 2)(device).mT, ones(2, 2, 3)(device), ones(2)(device)),
     "attention": lambda device: F.scaled_dot_product_attention(
         ones(1, 1, 2, 4)(device), ones(1, 1, 2, 4)(device), ones(1, 1, 2, 4)(device)
     ),
