@@ -10,9 +10,8 @@ import os
 from collections.abc import Mapping
 from functools import cache
 
-from ..plans import heap
 from ..plans.document import Plan
-from ..plans.heap import FRESH_BLOCK_BYTES
+from ..plans.heap import FRESH_BLOCK_BYTES, gaps_matter
 from ..plans.pipeline import known_peak_bytes
 
 _OPTIONS = ((-3, FRESH_BLOCK_BYTES), (-1, 2 * FRESH_BLOCK_BYTES))
@@ -25,7 +24,7 @@ def leaves_little(plan: Plan) -> bool:
     ranks = plan.workload.ranks
     peak = max((phase.predicted.peak_bytes.get("host") or 0 for phase in plan.phases), default=0)
     activations = max((known_peak_bytes(part.activations) or 0 for part in plan.pipeline.components), default=0)
-    return heap.leaves_little(available, peak=ranks * peak, activations=ranks * activations)
+    return gaps_matter(available, peak=ranks * peak, activations=ranks * activations)
 
 
 @cache

@@ -6,7 +6,7 @@ Two axes are parts of the host: what may be page-locked for a device's copies, a
 from collections.abc import Iterable
 
 from ..plans.document import Budget
-from ..plans.heap import leaves_little
+from ..plans.heap import gaps_matter
 from ..plans.machine import Machine, Measured, MemoryKind
 from ..plans.pipeline import Component, known_peak_bytes
 from ..plans.policy import Copies, Home, Policy
@@ -79,7 +79,7 @@ def gives_back(host: Budget, policy: Policy, components: Iterable[Component], co
     activations = _activation_bytes(components)
     most = copied_bytes if policy.copies is Copies.when_they_fit else activations
     peak = ranks * min(host.usable_bytes, most)
-    return leaves_little(host.available_bytes, peak=peak, activations=ranks * activations)
+    return gaps_matter(host.available_bytes, peak=peak, activations=ranks * activations)
 
 
 def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:

@@ -9,7 +9,7 @@ AMPLE_BYTES = 2 * GIB
 """A host with so much left over can bear the gaps that freed blocks leave, and is spared the page faults."""
 
 
-def leaves_little(available: int | None, *, peak: int, activations: int) -> bool:
+def gaps_matter(available: int | None, *, peak: int, activations: int) -> bool:
     """Whether gaps in the heap may be more than is left of the host, the reserve included; where unknown, yes.
 
     Args:
