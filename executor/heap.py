@@ -12,7 +12,7 @@ from functools import cache
 
 from ..plans.document import Plan
 from ..plans.heap import FRESH_BLOCK_BYTES, gaps_matter
-from ..plans.pipeline import known_peak_bytes
+from ..plans.pipeline import most_activation_bytes
 
 _OPTIONS = ((-3, FRESH_BLOCK_BYTES), (-1, 2 * FRESH_BLOCK_BYTES))
 """M_MMAP_THRESHOLD, and M_TRIM_THRESHOLD at twice of it, the ratio that glibc itself keeps."""
@@ -23,7 +23,7 @@ def leaves_little(plan: Plan) -> bool:
     (available,) = (budget.available_bytes for budget in plan.budgets if budget.axis == "host")
     ranks = plan.workload.ranks
     peak = max((phase.predicted.peak_bytes.get("host") or 0 for phase in plan.phases), default=0)
-    activations = max((known_peak_bytes(part.activations) or 0 for part in plan.pipeline.components), default=0)
+    activations = most_activation_bytes(plan.pipeline.components)
     return gaps_matter(available, peak=ranks * peak, activations=ranks * activations)
 
 

@@ -75,6 +75,7 @@ class Homes:
     def _copy(self, layout: Layout, views: Weights, buffer: torch.Tensor) -> Weights:
         staged = buffer.device.type != "cpu"
         machine = self._device if staged else self._host
+        apart = {span.name: views[span.name] for span in layout.spans if span.transformed}
         if self._transport is None:
             weights = layout.views(buffer)
             place = Place(weights=weights, fill=filling(machine, weights, views))
@@ -82,9 +83,8 @@ class Homes:
             if staged:
                 self._transport.open()
             route = packed_route(layout, self._stored, staged=staged)
-            apart = {span.name: views[span.name] for span in layout.spans if span.transformed}
             place = completed(self._transport.place(route, self._stored, buffer), machine, apart)
-        self._mappings.expect([span.name for span in layout.spans if span.transformed])
+        self._mappings.expect(apart)
         fetch(machine, place, (machine.mark(),))
         machine.synchronize()
         return place.weights

@@ -22,16 +22,6 @@ class Lent:
         self._counts = not isinstance(weight, (MappedWeight, ReleasedWeight)) and not weight.is_inference()
         self._writes = weight._version if self._counts else 0
 
-    def is_untouched(self, binding: Binding, unit: Unit) -> bool:
-        """Whether `changed` would find nothing, where that is quick to tell: asked twice for every use of a layer."""
-        weight = self.weight
-        if unit.hold is Hold.always or (self._counts and weight._version != self._writes):
-            return False
-        for place in binding.places:  # noqa: SIM110 a generator takes longer than all the rest
-            if place.table.get(place.attribute) is not weight:
-                return False
-        return True
-
     def changed(self, component: str, binding: Binding, unit: Unit) -> torch.Tensor | None:
         """The new value that plain torch gave the weight since; null where there is none.
 
@@ -39,13 +29,13 @@ class Lent:
             InputError: it was taken away, or a tied weight has a new value in only some of its places. Those of weights
                 that never leave are left alone.
         """
-        present = [place.find() for place in binding.places]
-        if all(each is self.weight for each in present):
+        if self._is_bound(binding):
             if unit.hold is Hold.always:
                 same = is_same(self.weight, unit.source[binding.stored])
             else:
                 same = not self._counts or self.weight._version == self._writes
             return None if same else self.weight
+        present = [place.find() for place in binding.places]
         if present[0] is not None and all(each is present[0] for each in present):
             return present[0]
         if unit.hold is Hold.always:
@@ -55,6 +45,12 @@ class Lent:
             f"component '{component}': weight '{binding.name}' was replaced or removed, and is bound at {names}",
             hint="give its new value with the pipeline's update(), for all of its places",
         )
+
+    def _is_bound(self, binding: Binding) -> bool:
+        for place in binding.places:  # noqa: SIM110 asked twice for every use of a layer; a generator takes longer
+            if place.table.get(place.attribute) is not self.weight:
+                return False
+        return True
 
 
 def is_same(weight: torch.Tensor, home: torch.Tensor) -> bool:

@@ -299,8 +299,7 @@ class Resident:
         found = [
             (unit, stored, value)
             for unit, stored in weights
-            if not self._lent[stored].is_untouched(self.bindings[stored], unit)
-            and (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
+            if (value := self._lent[stored].changed(self.name, self.bindings[stored], unit)) is not None
         ]
         for unit, stored, value in found:
             if unit.hold is Hold.always:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..plans.errors import ExecutionError
+from ..plans.heap import FRESH_BLOCK_BYTES
 from ..plans.pipeline import Component
-from ..plans.units import MIB
 
 
 def build_module(component: Component, folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -134,8 +134,6 @@ def parameters_on_meta() -> Generator[None]:
 _FILLS = frozenset(("normal_", "kaiming_normal_", "log_normal_", "exponential_", "cauchy_"))
 """Methods of tensors and functions of torch.nn.init, by name, that fill their first argument."""
 
-_LEAST_MAPPED_BYTES = MIB
-
 
 class _Sparing(TorchFunctionMode):
     """Spares memory that would stay after the build.
@@ -153,7 +151,7 @@ class _Sparing(TorchFunctionMode):
             return filled
         if func in (torch.empty, torch.zeros) and kwargs.keys() <= {"dtype", "device"}:
             twin = func(*args, **{**kwargs, "device": "meta"})
-            if twin.nbytes >= _LEAST_MAPPED_BYTES and func(0, **kwargs).device.type == "cpu":
+            if twin.nbytes >= FRESH_BLOCK_BYTES and func(0, **kwargs).device.type == "cpu":
                 return torch.frombuffer(mmap.mmap(-1, twin.nbytes), dtype=twin.dtype).view(twin.shape)
         return func(*args, **kwargs)
 

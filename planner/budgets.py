@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..plans.document import Budget
 from ..plans.heap import gaps_matter
 from ..plans.machine import Machine, Measured, MemoryKind
-from ..plans.pipeline import Component, known_peak_bytes
+from ..plans.pipeline import Component, most_activation_bytes
 from ..plans.policy import Copies, Home, Policy
 from ..plans.units import MIB
 from ..policies.admission import pins
@@ -61,11 +61,7 @@ def budgets_of(machine: Machine, policy: Policy, *, copied_bytes: int, ranks: in
 def copied_bytes_of(components: Iterable[Component]) -> int:
     """What the host holds of components, all their weights copied there, and the most that a pass adds."""
     components = tuple(components)
-    return sum(map(whole_bytes, components)) + _activation_bytes(components)
-
-
-def _activation_bytes(components: Iterable[Component]) -> int:
-    return max((known_peak_bytes(part.activations) or 0 for part in components), default=0)
+    return sum(map(whole_bytes, components)) + most_activation_bytes(components)
 
 
 def whole_bytes(component: Component) -> int:
@@ -76,7 +72,7 @@ def whole_bytes(component: Component) -> int:
 
 def gives_back(host: Budget, policy: Policy, components: Iterable[Component], copied_bytes: int, ranks: int) -> bool:
     """Whether the executor will give freed activations back at once, as far as is known before weights are placed."""
-    activations = _activation_bytes(components)
+    activations = most_activation_bytes(components)
     most = copied_bytes if policy.copies is Copies.when_they_fit else activations
     peak = ranks * min(host.usable_bytes, most)
     return gaps_matter(host.available_bytes, peak=peak, activations=ranks * activations)

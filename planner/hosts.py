@@ -39,7 +39,7 @@ def plan_hosts(
     Raises:
         InputError: as for a plan.
     """
-    make = partial(_compile, pipeline, policy=policy, workload=workload, version=version)
+    make = partial(compile_plan, pipeline, policy=policy, workload=workload, version=version)
     hosts = Counter(machines.values())
     made: dict[Machine, Plan] = {}
     for machine, plan in zip(hosts, _in_processes(make, list(hosts)), strict=True):
@@ -47,10 +47,6 @@ def plan_hosts(
         if progress is not None:
             progress(hosts[machine])
     return {name: made[machine] for name, machine in machines.items()}
-
-
-def _compile(pipeline: Pipeline, machine: Machine, *, policy: Policy, workload: Workload, version: str) -> Plan:
-    return compile_plan(pipeline, machine, policy, workload, version=version)
 
 
 def _in_processes(make: Callable[[Machine], Plan], machines: Sequence[Machine]) -> Iterator[Plan]:

@@ -235,6 +235,11 @@ class Pipeline(Record):
         return self
 
 
+def most_activation_bytes(components: Iterable[Component]) -> int:
+    """The most that a pass of any of them has alive, as far as it is known."""
+    return max((known_peak_bytes(part.activations) or 0 for part in components), default=0)
+
+
 class Workload(Record):
     """What one request asks. Null is not stated. `ranks` is how many processes on this host run the pipeline."""
 

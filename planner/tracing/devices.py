@@ -328,14 +328,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
             args, kwargs = self.together(args, kwargs, written[0] if written else None)
         if func is torch.ops.aten.convolution.default:
             # Torch makes what has one dimension contiguous itself, and asks for the state of the device to do so.
-            args = (*(_like_contiguous(each) for each in args[:2]), *args[2:])
+            args = (*(torch.empty_like(each, memory_format=torch.contiguous_format) for each in args[:2]), *args[2:])
         return func(*args, **kwargs)
-
-
-def _like_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_contiguous():
-        return tensor
-    return torch.empty(tensor.size(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
