@@ -257,7 +257,7 @@ def test_calibrate_keeps_rates_that_later_plans_use(run: Run, tmp_path: Path, mo
         region_bytes=MIB,
         chunk_bytes=(MIB,),
         depths=(1,),
-        rounds=1,
+        finals=1,
         least_file_bytes=MIB,
         temporary_bytes=8 * MIB,
         copy_bytes=MIB,

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import fmean, harmonic_mean
 
 from ...plans.calibration import DiskRate, ReadMode
 from ...plans.units import MIB
@@ -15,7 +15,7 @@ from .timed_reads import Region, Sample, Way, is_cached, timed_read
 _NOTE_CACHED = "the page cache keeps the file (in use or locked): {mode} reads"
 _NOTE_REFUSED = "the file system refuses O_DIRECT: direct reads"
 _NOTE_SMALL = "the files are small: {mode} reads of large chunks many at a time"
-_NOTE_AGAIN = "the files are small: parts of them were read more than once, which a disk with a cache answers faster"
+_NOTE_AGAIN = "parts of the files were read more than once, which a disk with a cache answers faster"
 _NOTE_SLOW = "the disk is slow: {mode} reads of large chunks many at a time"
 _SMALL_PARTS = 8
 _FOLIO_BYTES = 4 * MIB
@@ -24,7 +24,7 @@ _PAUSES_S = (0.0, 0.001, 0.01)
 
 @dataclass(slots=True, kw_only=True)
 class DiskMeasurement:
-    """All ways of reading some files, measured round by round; no part of a file is read twice while others are left.
+    """All ways of reading some files, measured in turn; no part of a file is read twice while others are left.
 
     `notes` tell which ways were left out and why, and `rates` what the others gave.
     """
@@ -39,7 +39,7 @@ class DiskMeasurement:
     _again: bool = False
 
     def ways(self) -> tuple[Way, ...]:
-        """What is measured in one round. The chunk matters little to page faults, so they have one."""
+        """What is measured at least once. The chunk matters little to page faults, so they have one."""
         chunks, depths = self.effort.chunk_bytes, self.effort.depths
         reads = [
             Way(mode=mode, chunk_bytes=chunk, depth=depth)
@@ -52,42 +52,41 @@ class DiskMeasurement:
         return (*reads, *(touched if self.faults else ()))
 
     def run(self, progress: Callable[[float], None]) -> None:
-        """Measure until the rounds, the files or the time are spent. `progress` hears which part of it is done.
+        """Measure until the turns or the time are spent. `progress` hears which part of it is done.
 
-        The best of many measurements is often luck. So the fastest ways are measured again, and those that are it then.
+        The best of many measurements is often luck, and a disk's rate goes up and down by the second. So most of the
+        time goes to the ways that a plan would reckon with: those that are it by then.
         """
-        ways, effort = self.ways(), self.effort
-        begun, turns = time.perf_counter(), effort.rounds + effort.finals
+        effort, begun = self.effort, time.perf_counter()
+        ways = self.ways()
+        limit_s, turns = effort.disk_s / len(ways), 1 + effort.finals
         for turn in range(turns):
-            final = turn >= effort.rounds
-            chosen = self._fastest() if final else ways
-            if turn > 0 and self._left_bytes() < _bytes_of(chosen, effort) * (1 if final else 2):
-                continue
+            chosen = self._reckoned_with() if turn else ways
             for index, way in enumerate(chosen):
-                if 0 < turn < effort.rounds and time.perf_counter() - begun > effort.disk_s:
-                    break
+                if turn and time.perf_counter() - begun > effort.disk_s:
+                    return
                 progress((turn + index / len(chosen)) / turns)
-                self._measure(way, effort.disk_s / len(ways))
+                self._measure(way, limit_s)
 
-    def _fastest(self) -> tuple[Way, ...]:
-        """Of the ways but page faults, which are no choice, those that are fastest by what is known now."""
-        rates = [rate for rate in self.rates if rate.mode is not ReadMode.faults]
-        rates.sort(key=lambda rate: -rate.bytes_per_s)
-        return tuple(
-            Way(mode=rate.mode, chunk_bytes=rate.chunk_bytes, depth=rate.depth)
-            for rate in rates[: self.effort.finalists]
-        )
+    def _reckoned_with(self) -> tuple[Way, ...]:
+        """By what is known now, the fastest reads of each mode, and page faults of the fewest threads."""
+        chosen: list[DiskRate] = []
+        for mode in (ReadMode.buffered, ReadMode.direct):
+            rates = (rate for rate in self.rates if rate.mode is mode)
+            chosen += sorted(rates, key=lambda rate: -rate.bytes_per_s)[: self.effort.finalists]
+        chosen += sorted((rate for rate in self.rates if rate.mode is ReadMode.faults), key=lambda rate: rate.depth)[:1]
+        return tuple(Way(mode=rate.mode, chunk_bytes=rate.chunk_bytes, depth=rate.depth) for rate in chosen)
 
     @property
     def rates(self) -> tuple[DiskRate, ...]:
-        """The median of each way that could be measured; of two the lower, for disks have bursts."""
+        """The mean of each way that could be measured, as of all its bytes in all their time."""
         return tuple(
             DiskRate(
                 mode=way.mode,
                 chunk_bytes=way.chunk_bytes,
                 depth=way.depth,
-                bytes_per_s=median_low(sample.bytes_per_s for sample in samples),
-                cpu_s_per_gib=median_low(sample.cpu_s_per_gib for sample in samples),
+                bytes_per_s=harmonic_mean([sample.bytes_per_s for sample in samples]),
+                cpu_s_per_gib=fmean(sample.cpu_s_per_gib for sample in samples),
             )
             for way, samples in sorted(
                 self._samples.items(), key=lambda each: (each[0].mode, each[0].chunk_bytes, each[0].depth)
@@ -99,9 +98,6 @@ class DiskMeasurement:
         """What was left out, and what makes a rate doubtful."""
         left_out = (f"{note} were not measured" for note in self._notes)
         return (*left_out, *((_NOTE_AGAIN,) if self._again else ()))
-
-    def _left_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files[self._file :]) - self._offset
 
     def _length(self, way: Way) -> int | None:
         """How much one measurement reads: less where the files hold no whole round; None where it is too much."""

@@ -13,10 +13,9 @@ class Effort:
         region_bytes: read in one measurement of the disk, or `chunk * depth` where that is more.
         chunk_bytes: sizes of one read, each a multiple of the page size.
         depths: how many reads are under way at once.
-        disk_s: after this time no further round of measurements begins. The first one takes at most about this time.
-        rounds: the most rounds; the median of a measurement's rounds counts, of two the lower one.
-        finalists: so many of the fastest ways of reading are measured again, for the best of many is often mere luck.
-        finals: the most rounds of these.
+        disk_s: after this time the disk is not measured further. Each way is measured once, in about this time at most.
+        finalists: of each mode so many of the fastest ways are measured again, for the best of many is often mere luck.
+        finals: how often at most.
         least_file_bytes: smaller files of the checkpoint are not read.
         temporary_bytes: the size of a file that is written where the checkpoint's own cannot be read.
         copy_bytes: copied in one measurement of memory or of a link.
@@ -30,9 +29,8 @@ class Effort:
     chunk_bytes: tuple[int, ...] = (1 * MIB, 4 * MIB, 16 * MIB)
     depths: tuple[int, ...] = (1, 4, 8)
     disk_s: float = 6.0
-    rounds: int = 3
-    finalists: int = 4
-    finals: int = 5
+    finalists: int = 2
+    finals: int = 24
     least_file_bytes: int = 256 * MIB
     temporary_bytes: int = 512 * MIB
     copy_bytes: int = 256 * MIB
