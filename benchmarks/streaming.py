@@ -14,8 +14,10 @@ since
 - imports are not timed; the calibration is made before, as `placewise calibrate` in a cgroup of the same size, and is
   the only thing that placewise has and the others do not; of a library's variants the fastest is taken.
 
-The disk is measured in every round, with direct reads of the model itself, at offsets that move on. Hard bytes are the
-cgroup's anonymous and locked ones, without the page cache, read every 20 ms from the start of the process to the end.
+How libraries fare depends on how far the kernel reads ahead of a page fault: the table tells it, and `--read-ahead`
+sets it for the time of the run. The disk is measured in every round, with direct reads of the model itself, at offsets
+that move on. Hard bytes are the cgroup's anonymous and locked ones, without the page cache, read every 20 ms from the
+start of the process to the end.
 The copies, and what the libraries write anew, take seven times the model's size beside it, and go when it is over.
 """
 
@@ -38,6 +40,7 @@ from placewise.plans.calibration import ReadMode
 from placewise.plans.units import GIB, MIB, format_bytes, parse_bytes
 
 from .header import print_header
+from .read_ahead import read_ahead
 from .streaming_child import CONTENDERS, TOKENS
 from .streaming_model import write_model
 from .streaming_run import Running, begin, best_variant, calibrated, running, say
@@ -170,6 +173,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--limit", type=parse_bytes, default=5 * GIB // 2, help="the cap of each contender")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--read-ahead", type=parse_bytes, help="the kernel's, of the disk that holds the model; as it is without this"
+    )
     chosen = parser.parse_args()
     say(f"making {chosen.model} if it is not there")
     write_model(chosen.model, chosen.layers)
@@ -177,6 +183,7 @@ def main() -> None:
     others = os.getloadavg()[0]
     # Beside the model, for the disk that is measured has to be the one that is read.
     with tempfile.TemporaryDirectory(dir=chosen.model.parent) as folder, ExitStack() as stack:
+        ahead = stack.enter_context(read_ahead(chosen.model, chosen.read_ahead))
         env = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -211,6 +218,7 @@ def main() -> None:
     )
     print(f"{TOKENS} tokens. Caps of {format_bytes(chosen.limit)}, one each; {chosen.rounds} rounds, medians.")
     print(
+        f"The kernel reads {'unknown' if ahead is None else format_bytes(ahead)} ahead of a page fault. "
         f"Load average of the machine before: {others:.1f}.",
         "",
         *(f"- {note}" for note in notes),

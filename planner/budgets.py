@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..plans.document import Budget
 from ..plans.heap import gaps_matter
 from ..plans.machine import Machine, Measured, MemoryKind
-from ..plans.pipeline import Component, most_activation_bytes
+from ..plans.pipeline import Component, known_peak_bytes, most_activation_bytes
 from ..plans.policy import Copies, Home, Policy
 from ..plans.units import MIB
 from ..policies.admission import pins
@@ -23,6 +23,10 @@ LEAST_RESERVE_BYTES = 24 * MIB
 
 LEAST_MAPPED_RESERVE_BYTES = 48 * MIB
 """The same where weights may stay mapped: with less page cache a process starves on read-ahead, or is killed."""
+
+_KEPT_PART = 4
+"""One part in so many of the reserve is kept from mapped pages, for what else takes memory: classes that loading
+imports, other processes."""
 
 
 def axis_of(device: str, machine: Machine) -> str:
@@ -76,6 +80,17 @@ def gives_back(host: Budget, policy: Policy, components: Iterable[Component], co
     most = copied_bytes if policy.copies is Copies.when_they_fit else activations
     peak = ranks * min(host.usable_bytes, most)
     return gaps_matter(host.available_bytes, peak=peak, activations=ranks * activations)
+
+
+def cacheable_bytes(host: Budget, components: Iterable[Component], ranks: int) -> int:
+    """The most that one rank's hard bytes and the mapped pages that stay cached may take of the host together.
+
+    The kernel drops such pages when it has to, so they may take most of the reserve; not where that has to cover
+    activations that are unknown.
+    """
+    kept = max(LEAST_MAPPED_RESERVE_BYTES, host.reserve_bytes // _KEPT_PART)
+    unknown = any(known_peak_bytes(component.activations) is None for component in components)
+    return host.usable_bytes + (0 if unknown else max(0, host.reserve_bytes - kept) // ranks)
 
 
 def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:

@@ -159,7 +159,7 @@ def is_cached(draft: Draft, ledger: Ledger) -> bool:
     """
     host = ledger.budgets[HOST]
     mapped = sum(draft.cached_bytes(unit, unit.home, unit.hold) for unit in draft.units)
-    return host.available_bytes is not None and mapped + ledger.needs(HOST, draft) <= host.usable_bytes
+    return host.available_bytes is not None and mapped + ledger.needs(HOST, draft) <= ledger.cacheable_bytes
 
 
 def settle_readers(ledger: Ledger) -> None:

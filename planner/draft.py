@@ -10,7 +10,7 @@ from ..plans.pipeline import Component, LayerSize, TracedActivations, known_peak
 from ..plans.policy import Hold, Home
 from ..policies.admission import CPU, locks, pins
 from ..policies.selectors import Wish, Wishes
-from .budgets import HOST, LOCKED, PINNED, axis_of
+from .budgets import HOST, LOCKED, PINNED, axis_of, cacheable_bytes
 from .rates import Rates
 from .sharding import part_of, sharding_of
 
@@ -163,12 +163,14 @@ class Ledger:
     """What each axis has to bear: bytes held always, and in each component's phase what that adds.
 
     Locked bytes are counted whole, and the host bears this rank's part of them: the pages are the same for all.
+    `cacheable_bytes` are what it may bear of hard bytes and mapped pages that stay.
     """
 
     budgets: dict[str, Budget]
     drafts: tuple[Draft, ...]
     always: dict[str, int]
     ranks: int
+    cacheable_bytes: int
 
     def rests(self, axis: str) -> int:
         """Bytes on an axis whatever computes."""
@@ -223,7 +225,8 @@ def ledger_of(drafts: tuple[Draft, ...], budgets: dict[str, Budget], ranks: int)
         for unit in draft.units:
             for axis in draft.rests_on(unit.home):
                 always[axis] += unit.packed
-    return Ledger(budgets=budgets, drafts=drafts, always=always, ranks=ranks)
+    cacheable = cacheable_bytes(budgets[HOST], (draft.component for draft in drafts), ranks)
+    return Ledger(budgets=budgets, drafts=drafts, always=always, ranks=ranks, cacheable_bytes=cacheable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

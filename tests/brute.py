@@ -63,24 +63,36 @@ class Tried:
 def least_cost(plan: Plan) -> int | None:
     """The least bytes that any placement moves which keeps to the plan's budgets; null where none does."""
     usable = {budget.axis: budget.usable_bytes for budget in plan.budgets}
+    cacheable = usable["host"] + cached_in_reserve(plan)
     every = [list(_tries(component, plan)) for component in plan.pipeline.components]
-    costs = (cost for combination in product(*every) if (cost := _cost(combination, usable)) is not None)
+    costs = (cost for combination in product(*every) if (cost := _cost(combination, usable, cacheable)) is not None)
     return min(costs, default=None)
 
 
-def _cost(combination: tuple[Tried, ...], usable: dict[str, int]) -> int | None:
+def _cost(combination: tuple[Tried, ...], usable: dict[str, int], cacheable: int) -> int | None:
     always = {axis: sum(tried.always().get(axis, 0) for tried in combination) for axis in usable}
     peaks = dict(always)
     for tried in combination:
         peaks[tried.pool] = max(peaks[tried.pool], always[tried.pool] + tried.phase())
     if any(peaks[axis] > usable[axis] for axis in usable):
         return None
-    return sum(tried.cost(cached=_is_cached(tried, always["host"], usable["host"])) for tried in combination)
+    return sum(tried.cost(cached=_is_cached(tried, always["host"], cacheable)) for tried in combination)
 
 
-def _is_cached(tried: Tried, always: int, usable: int) -> bool:
+def cached_in_reserve(plan: Plan) -> int:
+    """Bytes of the host's reserve in which mapped pages may stay: three quarters, and all but 48 MiB of it at most.
+
+    None where the reserve has to cover activations that are unknown. Of each rank its part.
+    """
+    if any(component.activations.kind == "unknown" for component in plan.pipeline.components):
+        return 0
+    (reserve,) = (budget.reserve_bytes for budget in plan.budgets if budget.axis == "host")
+    return max(0, min(reserve - reserve // 4, reserve - (48 << 20))) // plan.workload.ranks
+
+
+def _is_cached(tried: Tried, always: int, cacheable: int) -> bool:
     """The cache has what the host does not need in this very phase."""
-    return tried.mapped() + always + (tried.phase() if tried.pool == "host" else 0) <= usable
+    return tried.mapped() + always + (tried.phase() if tried.pool == "host" else 0) <= cacheable
 
 
 def _tries(component: Component, plan: Plan) -> Iterator[Tried]:

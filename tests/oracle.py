@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from placewise.plans.document import Placement, Plan, Segment
 from placewise.plans.pipeline import Component
 
+from .brute import cached_in_reserve
+
 Name = tuple[str, str | None, int]
 """A unit: component, stack (null for the fixed part) and layer."""
 
@@ -164,17 +166,18 @@ def peaks(plan: Plan, axis: str) -> list[int]:
 def moved_bytes(plan: Plan, *, copied: Name | None = None) -> int:
     """Bytes that a request copies to devices and reads off the mapping; as if one more unit were a host copy.
 
-    What is mapped is read once where all of a component's fits beside what the host needs in that phase, and in every
-    pass where it does not; so are layers that the CPU has read into slots.
+    What is mapped is read once where all of a component's fits beside what the host needs in that phase, most of the
+    reserve included, and in every pass where it does not; so are layers that the CPU has read into slots.
     """
     units = [_as_copy(unit) if unit.name == copied else unit for unit in residents(plan)]
     always = _on_host(units, plan)
+    cacheable = usable(plan, "host") + cached_in_reserve(plan) if "host" in measured_axes(plan) else -1
     total = 0
     for component in plan.pipeline.components:
         own = [unit for unit in units if unit.name[0] == component.name]
         phase = peak(plan, component.name, "host") - _on_host(residents(plan), plan)
         mapped = sum(unit.stored for unit in own if unit.home == "mapped")
-        cached = "host" in measured_axes(plan) and mapped + always + phase <= usable(plan, "host")
+        cached = mapped + always + phase <= cacheable
         for unit in own:
             reads = 1 if unit.hold == "phase" else component.passes
             total += unit.moved * reads if not unit.on_cpu and unit.hold != "always" else 0

@@ -3,7 +3,7 @@
 import pytest
 from placewise.plans.document import Plan, Reader
 from placewise.plans.machine import Disk, Machine, Unlimited
-from placewise.plans.pipeline import ChunkedPeak, Component, Pipeline, TracedActivations, Workload
+from placewise.plans.pipeline import ChunkedPeak, Component, Pipeline, TracedActivations, UnknownActivations, Workload
 from placewise.plans.policy import Copies, Override
 from placewise.plans.units import GIB, MIB
 
@@ -54,6 +54,22 @@ class TestLayersOnTheCpu:
         assert predicted.peak_bytes["page_cache"] == 0
         # 5 cold layers take 0.67 s of the disk beside 0.8 s of compute, of which reads take a little.
         assert predicted.seconds == pytest.approx(20 * 0.8, rel=0.15)
+
+    def test_in_most_of_the_reserve_layers_stay_mapped_and_cached(self) -> None:
+        # 1600 MiB less the reserve, a fifth: 1280 MiB for hard bytes. A quarter of the reserve is kept from pages too.
+        policy = policy_of("auto", **(BARE | {"reserve_bytes": 4 * GIB, "reserve_max_percent": 20}))
+        machine = calibrated(machine_of(1600 * MIB), *disk_of(faults=3e8, direct=1e9))
+        large = computing(component_of("llm", stack_of("layers", *[128 * MIB] * 16), passes=20), 0.8)
+        plan = plan_of(machine, large, policy=policy)
+        counts = {
+            f"{segment.home}/{segment.hold}": sum(stop - start for start, stop in segment.layers)
+            for segment in placement(plan, "llm").segments
+        }
+        assert counts == {"device/always": 7, "mapped/always": 2, "mapped/layer": 7}
+        predicted = plan.phases[0].predicted
+        assert predicted.disk_bytes == (2 + 20 * 7) * 128 * MIB
+        unknown = large.model_copy(update={"activations": UnknownActivations()})
+        assert not [fate for fate in fates(plan_of(machine, unknown, policy=policy), "llm") if "mapped/always" in fate]
 
     def test_reads_that_are_as_fast_as_faults_still_run_beside_the_compute(self) -> None:
         plan = self.plan(faults=1e9, direct=1e9)

@@ -106,7 +106,7 @@ def test_whole_sizes_are_exact(number: int, unit: str) -> None:
 
 @given(st.integers(0, 1 << 50))
 def test_what_is_written_is_read_back_to_half_a_hundredth(count: int) -> None:
-    assert abs(parse_bytes(format_bytes(count)) - count) <= count * 0.005
+    assert abs(parse_bytes(format_bytes(count)) - count) <= count * 0.005 + 1  # a byte for the cut of its fraction
 
 
 @pytest.mark.parametrize(
