@@ -40,6 +40,11 @@ def written_arguments(func: Operator, args: Sequence[object], kwargs: Mapping[st
             yield value
 
 
+def writes(func: Operator) -> bool:
+    """Tell whether an operator writes any of its arguments."""
+    return bool(_written(func))
+
+
 def mixes_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Tell whether operands are on several devices, those aside that belong on the host."""
     return len({each.device for each in _operands(func, args, kwargs)}) > 1
