@@ -11,7 +11,7 @@ from typing import Final, cast
 import torch
 from torch._ops import OpOverload
 
-from ...models.operands import Operator, base_name, mismatch, writes
+from ...models.operands import Operator, base_name, mismatch, written_places
 from ...plans.errors import DeviceMismatchError
 
 _COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -64,7 +64,7 @@ def rule_of(func: Operator) -> Rule:
     return Rule(
         composite=func.has_kernel_for_dispatch_key(_COMPOSITE),
         whole=_computes(func),
-        writes=writes(func),
+        writes=bool(written_places(func)),
         host_results=_HOST_RESULTS.get(base_name(func), frozenset()),
     )
 
