@@ -138,7 +138,7 @@ class SimulatedDevice:
             DeviceMemoryError: the new ones together go beyond the capacity; nothing was allocated.
         """
         with self._lock:
-            if len(storages) > 1:
+            if len(storages) > 1:  # one is checked where it is opened
                 fresh = {each._cdata: each.nbytes() for each in storages if self._find(each) is None}
                 self._check(sum(fresh.values()), operation)
             return [self._find(each) or self._open(each, operation) for each in storages]
