@@ -32,7 +32,7 @@ _TAKES_HOST_SCALARS: Final = frozenset({
 
 def written_arguments(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[object]:
     """Give the arguments that an operator writes: `self` of the in-place ones, `out`."""
-    for place, name in _written(func):
+    for place, name in written_places(func):
         value = args[place] if place < len(args) else kwargs.get(name)
         if isinstance(value, (list, tuple)):
             yield from cast(Sequence[object], value)
@@ -74,7 +74,8 @@ def _operands(func: Operator, args: Sequence[object], kwargs: Mapping[str, objec
 
 
 @cache
-def _written(func: Operator) -> tuple[tuple[int, str], ...]:
+def written_places(func: Operator) -> tuple[tuple[int, str], ...]:
+    """The place and the name of each argument that an operator writes."""
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)

@@ -125,6 +125,15 @@ def test_views_share_the_elements(mode: Mode) -> None:
     assert tensor[1:].data_ptr() == tensor.data_ptr() + 8
 
 
+@pytest.mark.usefixtures("device")
+def test_under_inference_mode_a_view_is_of_the_kind_of_its_tensor_and_a_result_is_an_inference_tensor() -> None:
+    tensor = torch.zeros(4, device=SIM)
+    with torch.inference_mode():
+        view, result = tensor[1:], tensor + 1
+        assert (view.is_inference(), result.is_inference(), result[1:].is_inference()) == (False, True, True)
+    assert (tensor[1:].is_inference(), result[1:].is_inference()) == (False, True)
+
+
 @pytest.mark.parametrize(("dtype", "offset"), [(torch.bfloat16, 6), (torch.float32, 64), (torch.float64, 8)])
 def test_a_byte_buffer_packs_weights_of_any_dtype(device: SimulatedDevice, dtype: torch.dtype, offset: int) -> None:
     buffer = torch.zeros(256, dtype=torch.uint8, device=SIM)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from placewise.executor.simulation.accelerator import SimulatedDevice, inner, simulated_device
+from placewise.executor.simulation.accelerator import SimulatedDevice, adopt, inner, simulated_device
 from placewise.plans.errors import DeviceMemoryError, ExecutionError
 from torch import nn
 
@@ -78,6 +78,10 @@ def test_a_storage_that_grows_is_followed(device: SimulatedDevice) -> None:
         ("aten.empty.memory_format", lambda: torch.empty(4 * MIB, dtype=torch.uint8, device=SIM)),
         ("aten.empty_strided.default", lambda: torch.zeros(4 * MIB, dtype=torch.uint8).to(SIM)),
         ("aten._to_copy.default", lambda: torch.zeros(4 * MIB, dtype=torch.uint8, device="sim:1").to(SIM)),
+        (
+            "aten.pad.default",
+            lambda: nn.functional.pad(torch.empty(0, dtype=torch.uint8, device=SIM), (0, 4 * MIB)),
+        ),
     ],
 )
 def test_beyond_the_capacity_is_out_of_memory(operator: str, allocate: Callable[[], torch.Tensor]) -> None:
@@ -103,6 +107,25 @@ def test_several_results_are_allocated_together_or_not_at_all(device: SimulatedD
         values.sort()
     assert "aten.sort.default" in str(caught.value)
     assert device.allocated_bytes == 400_000
+
+
+def test_views_that_are_put_there_together_are_one_storage(device: SimulatedDevice) -> None:
+    device = simulated_device(0, capacity_bytes=4000)
+    host = torch.zeros(1000)
+    whole, part = adopt([host, host[10:]], device, "here")
+    assert (device.allocated_bytes, device.peak_bytes, device.allocations) == (4000, 4000, 1)
+    del whole
+    assert device.allocated_bytes == 4000
+    assert part.shape == (990,)
+
+
+def test_a_storage_that_left_the_device_can_come_back(device: SimulatedDevice) -> None:
+    host = torch.zeros(1000)
+    for times in range(1, 4):
+        (there,) = adopt([host], device, "here")
+        assert (device.allocated_bytes, device.allocations) == (4000, times)
+        del there
+    assert (device.allocated_bytes, device.peak_bytes) == (0, 4000)
 
 
 def test_no_host_memory_is_asked_for_what_cannot_fit(device: SimulatedDevice) -> None:

@@ -7,10 +7,10 @@ import gc
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 
@@ -29,15 +29,19 @@ class Allocation:
     Every tensor on the device holds the allocation of its storage, so no garbage collection is waited for.
     """
 
-    __slots__ = ("__weakref__", "_give_back", "nbytes", "storage")
+    __slots__ = ("__weakref__", "nbytes", "storage")
 
-    def __init__(self, storage: torch.UntypedStorage, give_back: Callable[[int], None]) -> None:
+    def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
         self.nbytes = storage.nbytes()
-        self._give_back = give_back
 
-    def __del__(self) -> None:
-        self._give_back(self.nbytes)
+
+class _Entry(ref[Allocation]):
+    """What the books keep of an allocation: how to find it, and what it gives back when it dies."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
 
 
 class SimulatedDevice:
@@ -51,11 +55,12 @@ class SimulatedDevice:
 
     def __init__(self, index: int, *, capacity_bytes: int, link_bytes_per_s: float | None = None) -> None:
         self.index = index
+        self.device = torch.device(DEVICE_TYPE, index)
         self._lock = threading.Lock()
         self._into, self._out_of = threading.Lock(), threading.Lock()
-        self._by_storage: WeakValueDictionary[int, Allocation] = WeakValueDictionary()
-        # A finaliser may run anywhere, inside our own lock too: it only leaves its figure here.
-        self._given_back: deque[int] = deque()
+        self._by_storage: dict[int, _Entry] = {}
+        # An allocation may die anywhere, inside our own lock too: its entry is only left here.
+        self._dead: deque[_Entry] = deque()
         self._allocated = self._peak = self._allocations = 0
         self._copied_in = self._copied_out = 0
         self.capacity_bytes = capacity_bytes
@@ -68,11 +73,6 @@ class SimulatedDevice:
     def name(self) -> str:
         """As torch prints it: `sim:0`."""
         return f"{DEVICE_TYPE}:{self.index}"
-
-    @property
-    def device(self) -> torch.device:
-        """As torch takes it."""
-        return torch.device(DEVICE_TYPE, self.index)
 
     @property
     def allocated_bytes(self) -> int:
@@ -126,26 +126,24 @@ class SimulatedDevice:
             self._peak = self._allocations = self._copied_in = self._copied_out = 0
             self.capacity_bytes, self.link_bytes_per_s = capacity_bytes, link_bytes_per_s
 
-    def require(self, nbytes: int, operation: str) -> None:
+    def require(self, nbytes: int, operation: object) -> None:
         """Raise DeviceMemoryError if that many bytes more would not fit."""
         with self._lock:
             self._check(nbytes, operation)
 
-    def claim(self, storages: Sequence[torch.UntypedStorage], operation: str) -> list[Allocation]:
+    def claim(self, storages: Sequence[torch.UntypedStorage], operation: object) -> list[Allocation]:
         """Find or open the allocation of each storage: all of them, or none.
 
         Raises:
             DeviceMemoryError: the new ones together go beyond the capacity; nothing was allocated.
         """
         with self._lock:
-            known = [self._by_storage.get(storage._cdata) for storage in storages]
-            fresh = {s._cdata: s for s, found in zip(storages, known, strict=True) if found is None}
-            if fresh:
-                self._check(sum(storage.nbytes() for storage in fresh.values()), operation)
-            opened = {key: self._open(key, storage) for key, storage in fresh.items()}
-            return [found or opened[s._cdata] for s, found in zip(storages, known, strict=True)]
+            if len(storages) > 1:  # one is checked where it is opened
+                fresh = {each._cdata: each.nbytes() for each in storages if self._find(each) is None}
+                self._check(sum(fresh.values()), operation)
+            return [self._find(each) or self._open(each, operation) for each in storages]
 
-    def resize(self, allocation: Allocation, operation: str) -> None:
+    def resize(self, allocation: Allocation, operation: object) -> None:
         """Follow a storage that an operation resized in place.
 
         Raises:
@@ -155,6 +153,7 @@ class SimulatedDevice:
             change = allocation.storage.nbytes() - allocation.nbytes
             self._check(change, operation)
             allocation.nbytes += change
+            self._by_storage[allocation.storage._cdata].nbytes += change
             self._allocated += change
             self._peak = max(self._peak, self._allocated)
 
@@ -174,15 +173,21 @@ class SimulatedDevice:
         with self._lock:
             self._copied_out += nbytes
 
-    def _open(self, key: int, storage: torch.UntypedStorage) -> Allocation:
-        allocation = Allocation(storage, self._given_back.append)
-        self._by_storage[key] = allocation
+    def _find(self, storage: torch.UntypedStorage) -> Allocation | None:
+        entry = self._by_storage.get(storage._cdata)
+        return None if entry is None else entry()
+
+    def _open(self, storage: torch.UntypedStorage, operation: object) -> Allocation:
+        allocation = Allocation(storage)
+        self._check(allocation.nbytes, operation)
+        entry = self._by_storage[storage._cdata] = _Entry(allocation, self._dead.append)
+        entry.key, entry.nbytes = storage._cdata, allocation.nbytes
         self._allocations += 1
         self._allocated += allocation.nbytes
         self._peak = max(self._peak, self._allocated)
         return allocation
 
-    def _check(self, nbytes: int, operation: str) -> None:
+    def _check(self, nbytes: int, operation: object) -> None:
         in_use = self._settled()
         if in_use + nbytes > self.capacity_bytes:
             raise DeviceMemoryError(
@@ -191,8 +196,11 @@ class SimulatedDevice:
             )
 
     def _settled(self) -> int:
-        while self._given_back:
-            self._allocated -= self._given_back.popleft()
+        while self._dead:
+            entry = self._dead.popleft()
+            self._allocated -= entry.nbytes
+            if self._by_storage.get(entry.key) is entry:
+                del self._by_storage[entry.key]
         return self._allocated
 
 
@@ -211,14 +219,19 @@ def device_at(device: torch.device) -> SimulatedDevice:
     return DEVICES[index]
 
 
-@contextmanager
-def over_link(source: SimulatedDevice | None, target: SimulatedDevice | None, nbytes: int) -> Generator[None]:
+def over_link(
+    source: SimulatedDevice | None, target: SimulatedDevice | None, nbytes: int
+) -> AbstractContextManager[None]:
     """Count and time a copy between two devices, the host being None; on one device nothing crosses."""
-    with ExitStack() as links:
-        if source is not target and source is not None:
-            links.enter_context(source.copying_out(nbytes))
-        if source is not target and target is not None:
-            links.enter_context(target.copying_in(nbytes))
+    return nullcontext() if source is target else _crossing(source, target, nbytes)
+
+
+@contextmanager
+def _crossing(source: SimulatedDevice | None, target: SimulatedDevice | None, nbytes: int) -> Generator[None]:
+    with (
+        nullcontext() if source is None else source.copying_out(nbytes),
+        nullcontext() if target is None else target.copying_in(nbytes),
+    ):
         yield
 
 

@@ -4,13 +4,14 @@
 # torch has no public way to list operators, or to tell their schema and kernels.
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Final, cast
 
 import torch
 from torch._ops import OpOverload
 
-from ...models.operands import Operator, base_name, mismatch
+from ...models.operands import Operator, base_name, mismatch, written_places
 from ...plans.errors import DeviceMismatchError
 
 _COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -40,19 +41,32 @@ def whole_composites() -> Iterator[Operator]:
                 yield cast(Operator, func)
 
 
-@cache
-def decomposes(func: Operator, *, mixed: bool) -> bool:
-    """Tell whether an operator is to be run as its parts, each an operation of its own.
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What of an operator does not depend on its operands.
 
-    With operands of two devices every composite is: the part that mixes them is judged, and named.
+    Attributes:
+        composite: its kernel is made of other operators, and chooses among them.
+        whole: operands of one device let it run as one, not as its parts, each an operation of its own.
+        writes: it writes operands.
+        host_results: the places of its results that are host tensors on every device.
     """
-    return is_composite(func) and (mixed or not _computes(func))
+
+    composite: bool
+    whole: bool
+    writes: bool
+    host_results: frozenset[int]
 
 
 @cache
-def is_composite(func: Operator) -> bool:
-    """Tell whether an operator's kernel is made of other operators, and chooses among them."""
-    return func.has_kernel_for_dispatch_key(_COMPOSITE)
+def rule_of(func: Operator) -> Rule:
+    """Give the rule of an operator; it is looked up at every call, so it is kept."""
+    return Rule(
+        composite=func.has_kernel_for_dispatch_key(_COMPOSITE),
+        whole=_computes(func),
+        writes=bool(written_places(func)),
+        host_results=_HOST_RESULTS.get(base_name(func), frozenset()),
+    )
 
 
 def refuse_layouts(func: Operator, result: torch.Tensor) -> None:
@@ -69,11 +83,6 @@ def refuse_layouts(func: Operator, result: torch.Tensor) -> None:
         )
 
 
-def host_results(func: Operator) -> frozenset[int]:
-    """Tell which results of an operator are host tensors on every device, by place."""
-    return _HOST_RESULTS.get(base_name(func), frozenset())
-
-
 def check_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Refuse operands of more than one device, as a real device does.
 
@@ -87,7 +96,6 @@ def check_devices(func: Operator, args: Sequence[object], kwargs: Mapping[str, o
         )
 
 
-@cache
 def _computes(func: Operator) -> bool:
     name = base_name(func)
     if name in _NEVER_WHOLE or name.startswith(_NEVER_WHOLE_PREFIXES):

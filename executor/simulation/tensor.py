@@ -3,15 +3,16 @@
 # pyright: reportPrivateUsage=false
 # torch has no public way to tell a storage, a schema or a dispatch key.
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import repeat
 from typing import Final, cast
 
 import torch
 
 from ...models.operands import Operator, mixes_devices, written_arguments
 from .device import DEVICE_TYPE, SimulatedDevice, device_at, over_link
-from .rules import check_devices, decomposes, host_results, is_composite, refuse_layouts
+from .rules import check_devices, refuse_layouts, rule_of
 from .wrapper import Wrapper
 
 aten = torch.ops.aten
@@ -31,8 +32,9 @@ class SimulatedTensor(Wrapper):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Run an operator that torch found a simulated operand for."""
-        if not all(issubclass(kind, SimulatedTensor) for kind in types):
-            return NotImplemented  # another subclass is among the operands: the operation is its to judge
+        for kind in types:
+            if not issubclass(kind, SimulatedTensor):
+                return NotImplemented  # another subclass is among the operands: the operation is its to judge
         return execute(func, args, kwargs or {})
 
 
@@ -45,103 +47,105 @@ def execute(func: Operator, args: tuple[object, ...], kwargs: Mapping[str, objec
     """
     if (crossing := _CROSSINGS.get(func)) is not None:
         return crossing(*args, **kwargs)
-    mixed = mixes_devices(func, args, kwargs)
-    if decomposes(func, mixed=mixed):
+    rule = rule_of(func)
+    known: dict[int, SimulatedTensor] = {}
+    devices: set[torch.device] = set()
+    hosts = _on_host((*args, *kwargs.values()), known, devices, composite=rule.composite)
+    mixed = len(devices) > 1 and mixes_devices(func, args, kwargs)
+    # Of a composite with operands of two devices, the part that mixes them is judged, and named.
+    if rule.composite and (mixed or not rule.whole):
         return func.decompose(*args, **kwargs)
     if mixed:
         check_devices(func, args, kwargs)
-    home = next((each.home for each in _wrappers((*args, *kwargs.values()))), None)
-    device = kwargs.get("device")
-    target = home
-    if isinstance(device, torch.device):
+    target = next(iter(known.values())).home if known else None
+    if kwargs and isinstance(device := kwargs.get("device"), torch.device):
         target = device_at(device) if device.type == DEVICE_TYPE else None
-    if target is not None and home is None:
+    if target is not None and not known:
         _check_room(func, args, kwargs, target)
-    known: dict[int, SimulatedTensor] = {}
-    result = _on_host(func, args, kwargs, known)
-    for each in written_arguments(func, args, kwargs):
-        if isinstance(each, SimulatedTensor):
-            _follow(each, func)
+    inputs, named = hosts[: len(args)], dict(zip(kwargs, hosts[len(args) :], strict=True)) if kwargs else {}
+    if rule.composite and any(each.requires_grad for each in known.values()):
+        result = _seeing_autograd(func, inputs, named)
+    else:
+        result = func(*inputs, **named)
+    if rule.writes:
+        for each in written_arguments(func, args, kwargs):
+            if isinstance(each, SimulatedTensor):
+                _follow(each, func)
     return result if target is None else _wrapped(func, result, target, known)
 
 
-def adopt(tensors: Sequence[torch.Tensor], home: SimulatedDevice, operation: str) -> list[SimulatedTensor]:
+def adopt(tensors: Sequence[torch.Tensor], home: SimulatedDevice, operation: object) -> list[SimulatedTensor]:
     """Put CPU tensors, as they are, behind the device; their storages count as allocated there from now.
 
     Raises:
         DeviceMemoryError: they do not fit together; none was put there.
     """
     allocations = home.claim([each.untyped_storage() for each in tensors], operation)
-    return [SimulatedTensor.around(each, a, home) for each, a in zip(tensors, allocations, strict=True)]
-
-
-def _wrappers(values: Sequence[object]) -> Iterator[SimulatedTensor]:
-    for value in values:
-        if isinstance(value, SimulatedTensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _wrappers(cast(Sequence[object], value))
+    return list(map(SimulatedTensor.around, tensors, allocations, repeat(home)))
 
 
 def _on_host(
-    func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object], known: dict[int, SimulatedTensor]
-) -> object:
-    """Run the CPU's kernel; `known` is filled with the operands' wrappers, by the identity of what went in."""
-    with ExitStack() as stack:
-        graded = is_composite(func) and any(w.requires_grad for w in _wrappers((*args, *kwargs.values())))
-        if graded:
-            stack.enter_context(_autograd_visible())
-        inputs = [_unwrapped(each, known, graded=graded) for each in args]
-        named = {name: _unwrapped(each, known, graded=graded) for name, each in kwargs.items()}
-        return func(*inputs, **named)
+    values: Sequence[object], known: dict[int, SimulatedTensor], devices: set[torch.device], *, composite: bool
+) -> list[object]:
+    """Give what the CPU's kernel gets for the values.
+
+    `known` is filled with the wrappers among them, by the identity of what stands for each, and `devices` with where
+    the tensors are. A composite is shown which of them require a gradient.
+    """
+    hosts: list[object] = []
+    for value in values:
+        host = value
+        if isinstance(value, SimulatedTensor):
+            host = value.host.detach().requires_grad_() if composite and value.requires_grad else value.host
+            known[id(host)] = value
+            devices.add(value.home.device)
+        elif isinstance(value, (list, tuple)):
+            host = _on_host(cast(Sequence[object], value), known, devices, composite=composite)
+        elif isinstance(value, torch.Tensor):
+            devices.add(value.device)
+        elif isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+            host = _HOST
+        hosts.append(host)
+    return hosts
 
 
-@contextmanager
-def _autograd_visible() -> Generator[None]:
+def _seeing_autograd(func: Operator, inputs: Sequence[object], named: Mapping[str, object]) -> object:
     """Let the kernel see autograd as a CPU tensor's would, which torch's dispatch to us has switched off.
 
     Some composites choose by it: a matmul folds its batch if the weight requires a gradient, no_grad or not.
     """
-    key = torch._C.DispatchKey
-    keys = (
-        [key.ADInplaceOrView] if torch.is_inference_mode_enabled() else [key.ADInplaceOrView, key.AutogradFunctionality]
-    )
-    with ExitStack() as stack:
-        for each in keys:
-            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(each, False))
-        yield
-
-
-def _unwrapped(value: object, known: dict[int, SimulatedTensor], *, graded: bool) -> object:
-    if isinstance(value, SimulatedTensor):
-        host = value.host.detach().requires_grad_() if graded and value.requires_grad else value.host
-        known[id(host)] = value
-        return host
-    if isinstance(value, (list, tuple)):
-        return [_unwrapped(each, known, graded=graded) for each in cast(Sequence[object], value)]
-    if isinstance(value, torch.device) and value.type == DEVICE_TYPE:
-        return _HOST
-    return value
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False),
+        nullcontext()
+        if torch.is_inference_mode_enabled()
+        else torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False),
+    ):
+        return func(*inputs, **named)
 
 
 def _wrapped(func: Operator, result: object, target: SimulatedDevice, known: Mapping[int, SimulatedTensor]) -> object:
     """Put results on the device; an operand that comes back is the operand's own wrapper."""
-    many = isinstance(result, (list, tuple))
-    flat = list(cast(Sequence[object], result)) if many else [result]
-    stay = host_results(func)
-    for place, each in enumerate(flat):
-        if isinstance(each, torch.Tensor) and place not in stay:
-            refuse_layouts(func, each)
-            flat[place] = known.get(id(each), each.detach() if each.requires_grad else each)
-    fresh = [
-        place
+    if isinstance(result, torch.Tensor):
+        operand = known.get(id(result))
+        return adopt([_plain(func, result)], target, func)[0] if operand is None else operand
+    if not isinstance(result, (list, tuple)):
+        return result
+    several = cast(Sequence[object], result)
+    flat = [known.get(id(each), each) for each in several]
+    stay = rule_of(func).host_results
+    fresh = {
+        place: _plain(func, each)
         for place, each in enumerate(flat)
         if isinstance(each, torch.Tensor) and not isinstance(each, SimulatedTensor) and place not in stay
-    ]
-    outer = adopt([cast(torch.Tensor, flat[place]) for place in fresh], target, str(func))
-    for place, each in zip(fresh, outer, strict=True):
+    }
+    for place, each in zip(fresh, adopt(list(fresh.values()), target, func), strict=True):
         flat[place] = each
-    return type(cast(Sequence[object], result))(flat) if many else flat[0]  # type: ignore[call-arg]
+    return type(several)(flat)  # type: ignore[call-arg]
+
+
+def _plain(func: Operator, result: torch.Tensor) -> torch.Tensor:
+    refuse_layouts(func, result)
+    return result.detach() if result.requires_grad else result
 
 
 def _check_room(
@@ -150,7 +154,7 @@ def _check_room(
     """Refuse a factory that is too large before the host is asked for its bytes."""
     shape = func(*args, **{**kwargs, "device": torch.device("meta")})
     if isinstance(shape, torch.Tensor):
-        target.require(shape.untyped_storage().nbytes(), str(func))
+        target.require(shape.untyped_storage().nbytes(), func)
 
 
 def _follow(outer: SimulatedTensor, func: Operator) -> None:
@@ -160,10 +164,10 @@ def _follow(outer: SimulatedTensor, func: Operator) -> None:
     """
     host, storage = outer.host, outer.host.untyped_storage()
     if storage._cdata != outer.allocation.storage._cdata:
-        (outer.allocation,) = outer.home.claim([storage], str(func))
+        (outer.allocation,) = outer.home.claim([storage], func)
     elif storage.nbytes() != outer.allocation.nbytes:
         try:
-            outer.home.resize(outer.allocation, str(func))
+            outer.home.resize(outer.allocation, func)
         except MemoryError:
             storage.resize_(outer.allocation.nbytes)
             host.set_(storage, outer.storage_offset(), outer.shape, outer.stride())
@@ -192,11 +196,11 @@ def _to_copy(
     target = device_at(device) if device.type == DEVICE_TYPE else None
     nbytes = source.numel() * (source.dtype if dtype is None else dtype).itemsize
     if target is not None:
-        target.require(nbytes, str(aten._to_copy.default))
+        target.require(nbytes, aten._to_copy.default)
     with over_link(_home(source), target, nbytes):
         place = device if target is None else _HOST
         result = aten._to_copy.default(_host(source), device=place, dtype=dtype, **options)
-    return result if target is None else adopt([result], target, str(aten._to_copy.default))[0]
+    return result if target is None else adopt([result], target, aten._to_copy.default)[0]
 
 
 def _item(source: torch.Tensor) -> bool | int | float | complex:

@@ -28,19 +28,18 @@ class Wrapper(torch.Tensor):
     @classmethod
     def around(cls, host: torch.Tensor, allocation: Allocation, home: SimulatedDevice) -> Self:
         """Wrap a CPU tensor whose storage is allocated on the device."""
-        # A view of a normal tensor is a normal tensor, under inference mode too; so its wrapper must be one.
-        with torch.inference_mode(host.is_inference()):
-            outer = cls._make_wrapper_subclass(
-                cls,
-                host.shape,
-                strides=host.stride(),
-                storage_offset=host.storage_offset(),
-                dtype=host.dtype,
-                device=home.device,
-            )
+        if host.is_inference() is not torch.is_inference_mode_enabled():
+            # A view of a normal tensor is a normal tensor, under inference mode too; so its wrapper must be one.
+            with torch.inference_mode(host.is_inference()):
+                return cls.around(host, allocation, home)
+        outer = cls._make_wrapper_subclass(
+            cls, host.shape, host.stride(), host.storage_offset(), dtype=host.dtype, device=home.device
+        )
         # Lazy conjugates and negatives are bits of a tensor, and torch asks the wrapper for them.
-        torch._C._set_conj(outer, host.is_conj())
-        torch._C._set_neg(outer, host.is_neg())
+        if host.is_conj():
+            torch._C._set_conj(outer, True)
+        if host.is_neg():
+            torch._C._set_neg(outer, True)
         outer.host, outer.allocation, outer.home = host, allocation, home
         return outer
 
