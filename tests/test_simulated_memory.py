@@ -207,3 +207,36 @@ def test_copies_in_one_direction_share_the_link() -> None:
     assert time.perf_counter() - start >= 0.05
     assert device.copied_in_bytes == MIB // 2
     simulated_device(0, capacity_bytes=MIB)
+
+
+def test_a_scalar_does_not_wait_for_a_layer_on_the_link() -> None:
+    device = simulated_device(0, capacity_bytes=MIB, link_bytes_per_s=1e12)
+    sources = (torch.zeros(9), torch.zeros(99_999))
+    few, many = (threading.Thread(target=source.to, args=(SIM,), daemon=True) for source in sources)
+    with device.copying_in(MIB // 2):
+        for thread in (few, many):
+            thread.start()
+        few.join(10)
+        many.join(0.05)
+        assert (few.is_alive(), many.is_alive()) == (False, True)
+    many.join()
+    simulated_device(0, capacity_bytes=MIB)
+
+
+def test_copies_are_the_same_bits_whatever_the_layout() -> None:
+    simulated_device(0, capacity_bytes=MIB)
+    numbers = torch.arange(12.0).view(3, 4)
+    complex_numbers = torch.complex(numbers, numbers + 1)
+    for source in (
+        numbers,
+        numbers.t(),
+        numbers[:, 1:],
+        numbers[:0],
+        complex_numbers.conj(),
+        complex_numbers.conj().imag,
+    ):
+        there = torch.empty(source.shape, dtype=source.dtype, device=SIM)
+        assert torch.equal(inner(there.copy_(source)), source)
+    assert torch.equal(inner(torch.empty(3, 4, device=SIM).copy_(numbers[0])), numbers[0].expand(3, 4))
+    del there
+    simulated_device(0, capacity_bytes=MIB)

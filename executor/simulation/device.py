@@ -19,6 +19,10 @@ from ...plans.units import KIB, format_bytes
 
 DEVICE_TYPE = "sim"
 
+_WITH_ITS_COMMAND_BYTES: Final = 64 * KIB
+"""A copy of so little does not wait for others: drivers send it with its command, beside the copy engine (CUDA runtime,
+"API synchronization behavior"). Else scalars that a forward makes on the device would wait for whole layers."""
+
 DEVICES: Final[dict[int, "SimulatedDevice"]] = {}
 """The devices that were configured, by index. torch has one table of devices per process, and so has this."""
 
@@ -241,7 +245,7 @@ def _taking(nbytes: int, direction: threading.Lock, bytes_per_s: float | None) -
         yield
         return
     # One direction carries one copy at a time: two threads that copy share the bandwidth.
-    with direction:
+    with nullcontext() if nbytes <= _WITH_ITS_COMMAND_BYTES else direction:
         start = time.perf_counter()
         yield
         left = nbytes / bytes_per_s - (time.perf_counter() - start)
