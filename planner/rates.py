@@ -5,10 +5,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..plans.calibration import Calibration, DiskRate, ReadMode
+from ..plans.units import MIB
 from ..policies.admission import CPU
 
 _AS_FAST = 0.8
 """Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for."""
+
+_UNDER_WAY_BYTES = 32 * MIB
+"""With fewer bytes under way at once a disk idles beside the compute; more gain nothing, and take buffers (decision 0009)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,17 @@ def rates_of(calibration: Calibration | None, device: str, *, fresh: bool = Fals
 
 
 def _fastest(rates: Iterable[DiskRate]) -> DiskRate | None:
-    """Of the ways that are as fast as can be told apart, that with most reads under way, of these the smallest.
+    """Of the ways that are as fast as can be told apart, that with most bytes under way, though no more than is of use.
 
-    A disk that several reads keep as busy as one may have been at its limit just then; in a faster moment one leaves it
-    idle between its end and the next one's begin, and the more so beside the compute.
+    A disk that few reads keep as busy as many may have been at its limit just then; in a faster moment they leave it idle
+    between one's end and the next one's begin, and the more so beside the compute.
     """
     known = list(rates)
     enough = _AS_FAST * max((rate.bytes_per_s for rate in known), default=0.0)
     near = (rate for rate in known if rate.bytes_per_s >= enough)
-    return max(near, key=lambda rate: (rate.depth, -rate.chunk_bytes), default=None)
+    return max(near, key=_usefulness, default=None)
+
+
+def _usefulness(rate: DiskRate) -> tuple[int, int, int]:
+    under_way = rate.chunk_bytes * rate.depth
+    return min(under_way, _UNDER_WAY_BYTES), -under_way, rate.depth

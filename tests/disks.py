@@ -14,6 +14,7 @@ LITTLE = Effort(
     depths=(1, 2),
     disk_s=0.5,
     finals=1,
+    final_bytes=256 * KIB,
     least_file_bytes=4 * MIB,
     temporary_bytes=4 * MIB,
     copy_bytes=1 * MIB,

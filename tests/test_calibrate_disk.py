@@ -117,8 +117,8 @@ def test_every_way_is_measured_and_nothing_is_read_twice(model: Path) -> None:
 
 
 def test_several_files_are_read_one_after_the_other(folder: Path) -> None:
-    dense(folder / "a", 2 * MIB)
-    dense(folder / "b", 2 * MIB)
+    dense(folder / "a", 3 * MIB)
+    dense(folder / "b", 3 * MIB)
     with open_sources(folder, least_bytes=MIB, temporary_bytes=MIB) as sources:
         assert len(sources.files) == 2
         measurement = measured(*sources.files)

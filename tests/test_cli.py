@@ -258,6 +258,7 @@ def test_calibrate_keeps_rates_that_later_plans_use(run: Run, tmp_path: Path, mo
         chunk_bytes=(MIB,),
         depths=(1,),
         finals=1,
+        final_bytes=MIB,
         least_file_bytes=MIB,
         temporary_bytes=8 * MIB,
         copy_bytes=MIB,

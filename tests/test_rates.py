@@ -68,7 +68,7 @@ def test_page_faults_are_no_way_of_cold_reads() -> None:
     assert rates.fault_bytes_per_s == 9e9
 
 
-def test_of_rates_that_cannot_be_told_apart_most_reads_under_way_count_and_then_the_smallest() -> None:
+def test_of_rates_that_cannot_be_told_apart_most_bytes_under_way_count_and_beyond_32_mib_the_fewest() -> None:
     chosen = disk(ReadMode.direct, 4, 8, 1.7e9)
     disks = (
         disk(ReadMode.direct, 1, 8, 1.5e9),

@@ -66,7 +66,7 @@ class DiskMeasurement:
                 if turn and time.perf_counter() - begun > effort.disk_s:
                     return
                 progress((turn + index / len(chosen)) / turns)
-                self._measure(way, limit_s)
+                self._measure(way, limit_s, again=turn > 0)
 
     def _reckoned_with(self) -> tuple[Way, ...]:
         """By what is known now, the fastest reads of each mode, and page faults of the fewest threads."""
@@ -99,22 +99,22 @@ class DiskMeasurement:
         left_out = (f"{note} were not measured" for note in self._notes)
         return (*left_out, *((_NOTE_AGAIN,) if self._again else ()))
 
-    def _length(self, way: Way) -> int | None:
+    def _length(self, way: Way, *, again: bool) -> int | None:
         """How much one measurement reads: less where the files hold no whole round; None where it is too much."""
         total, flying = sum(file.size_bytes for file in self.files), way.chunk_bytes * way.depth
         if total >= _bytes_of(self.ways(), self.effort):
-            return max(self.effort.region_bytes, flying)
+            return max(self.effort.final_bytes if again else self.effort.region_bytes, flying)
         if flying * _SMALL_PARTS > total:
             return None
         return max(flying, min(self.effort.region_bytes, max(self.effort.chunk_bytes)))
 
-    def _measure(self, way: Way, limit_s: float) -> None:
+    def _measure(self, way: Way, limit_s: float, *, again: bool) -> None:
         flying = way.chunk_bytes * way.depth
         known = [sample.bytes_per_s for samples in self._samples.values() for sample in samples]
         if known and flying > max(known) * 2 * limit_s:
             self._notes[_NOTE_SLOW.format(mode=way.mode)] = None
             return
-        length = self._length(way)
+        length = self._length(way, again=again)
         if length is None:
             self._notes[_NOTE_SMALL.format(mode=way.mode)] = None
             return

@@ -7,7 +7,7 @@ from ...plans.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Accuracy against seconds; as it stands, some 10 s on a machine with a local disk.
+    """Accuracy against seconds; as it stands, some 13 s on a machine with a local disk.
 
     Attributes:
         region_bytes: read in one measurement of the disk, or `chunk * depth` where that is more.
@@ -16,6 +16,8 @@ class Effort:
         disk_s: after this time the disk is not measured further. Each way is measured once, in about this time at most.
         finalists: of each mode so many of the fastest ways are measured again, for the best of many is often mere luck.
         finals: how often at most.
+        final_bytes: read in each of these measurements: so much that begin and end, when few reads are under way, are
+            a small part of it.
         least_file_bytes: smaller files of the checkpoint are not read.
         temporary_bytes: the size of a file that is written where the checkpoint's own cannot be read.
         copy_bytes: copied in one measurement of memory or of a link.
@@ -28,9 +30,10 @@ class Effort:
     region_bytes: int = 64 * MIB
     chunk_bytes: tuple[int, ...] = (1 * MIB, 4 * MIB, 16 * MIB)
     depths: tuple[int, ...] = (1, 4, 8)
-    disk_s: float = 6.0
-    finalists: int = 2
+    disk_s: float = 8.0
+    finalists: int = 3
     finals: int = 24
+    final_bytes: int = 256 * MIB
     least_file_bytes: int = 256 * MIB
     temporary_bytes: int = 512 * MIB
     copy_bytes: int = 256 * MIB
