@@ -12,7 +12,7 @@ _AS_FAST = 0.8
 """Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for."""
 
 _UNDER_WAY_BYTES = 32 * MIB
-"""With fewer bytes under way at once a disk idles beside the compute; more gain nothing, and take buffers (decision 0009)."""
+"""With fewer bytes under way a disk idles beside the compute; more gain nothing, and take buffers (decision 0009)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,14 @@ class Rates:
 
     @property
     def fault_bytes_per_s(self) -> float | None:
-        """Cold reads by touching the pages of a mapping."""
-        return None if self.faults is None else self.faults.bytes_per_s
+        """Cold reads by touching the pages of a mapping.
+
+        No faster than the reads into slots: where they were, the disk had a better moment; and with a full cache they
+        are slower than where they were measured.
+        """
+        if self.faults is None:
+            return None
+        return min(self.faults.bytes_per_s, self.disk_bytes_per_s or self.faults.bytes_per_s)
 
     def flops_per_s(self, dtype: str, rows: int | None = None) -> float | None:
         """Operations per second in this dtype, by the file format's name; None where that was not measured.
@@ -115,10 +121,10 @@ def rates_of(calibration: Calibration | None, device: str, *, fresh: bool = Fals
 
 
 def _fastest(rates: Iterable[DiskRate]) -> DiskRate | None:
-    """Of the ways that are as fast as can be told apart, that with most bytes under way, though no more than is of use.
+    """Of the ways that are as fast as can be told apart, that with most bytes under way, but no more than is of use.
 
-    A disk that few reads keep as busy as many may have been at its limit just then; in a faster moment they leave it idle
-    between one's end and the next one's begin, and the more so beside the compute.
+    A disk that few reads keep as busy as many may have been at its limit just then; in a faster moment they leave it
+    idle between one's end and the next one's begin, and the more so beside the compute.
     """
     known = list(rates)
     enough = _AS_FAST * max((rate.bytes_per_s for rate in known), default=0.0)

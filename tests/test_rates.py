@@ -68,6 +68,11 @@ def test_page_faults_are_no_way_of_cold_reads() -> None:
     assert rates.fault_bytes_per_s == 9e9
 
 
+def test_page_faults_are_taken_for_no_faster_than_reads_into_slots() -> None:
+    disks = (disk(ReadMode.faults, 4, 1, 2e9), disk(ReadMode.direct, 4, 8, 1.5e9))
+    assert rates_of(measured(disks=disks), "cpu").fault_bytes_per_s == 1.5e9
+
+
 def test_of_rates_that_cannot_be_told_apart_most_bytes_under_way_count_and_beyond_32_mib_the_fewest() -> None:
     chosen = disk(ReadMode.direct, 4, 8, 1.7e9)
     disks = (
