@@ -115,7 +115,7 @@ def main() -> None:
 
 _SAMPLE_S = 0.005
 _SAMPLING_PART = 0.02
-"""To ask glibc what its heap keeps free stops all who allocate, for milliseconds in a large one: so much of the time."""
+"""The most of the time: to ask glibc what a heap keeps free stops all who allocate, in a large one for milliseconds."""
 
 
 class HostPeak:

@@ -129,9 +129,10 @@ def _fastest(rates: Iterable[DiskRate]) -> DiskRate | None:
     known = list(rates)
     enough = _AS_FAST * max((rate.bytes_per_s for rate in known), default=0.0)
     near = (rate for rate in known if rate.bytes_per_s >= enough)
-    return max(near, key=_usefulness, default=None)
+    return max(near, key=usefulness, default=None)
 
 
-def _usefulness(rate: DiskRate) -> tuple[int, int, int]:
+def usefulness(rate: DiskRate) -> tuple[int, int, int]:
+    """Highest for what is preferred of ways that are as fast: most bytes under way up to 32 MiB, then the fewest."""
     under_way = rate.chunk_bytes * rate.depth
     return min(under_way, _UNDER_WAY_BYTES), -under_way, rate.depth

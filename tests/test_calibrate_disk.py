@@ -210,8 +210,10 @@ def test_one_lucky_measurement_does_not_choose_the_way(model: Path, monkeypatch:
 
     monkeypatch.setattr(disk, "timed_read", read)
     with open_sources(model, least_bytes=MIB, temporary_bytes=MIB) as sources:
-        found = measured(*sources.files, effort=replace(LITTLE, finals=3, region_bytes=64 * KIB))
+        found = measured(*sources.files, effort=replace(LITTLE, finals=3, finalists=1, region_bytes=64 * KIB))
     assert max(found.rates, key=lambda rate: rate.bytes_per_s).mode is ReadMode.buffered
     assert seen[lucky] > 1
+    # Of ways that are as fast, the one with most bytes under way would be taken.
+    assert seen[Way(mode=ReadMode.direct, chunk_bytes=LITTLE.chunk_bytes[-1], depth=LITTLE.depths[-1])] > 1
     # A plan reckons with page faults of one thread, which no choice depends on.
     assert [seen[way] > 1 for way in found.ways() if way.mode is ReadMode.faults] == [True, False]

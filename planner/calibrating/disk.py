@@ -8,6 +8,7 @@ from statistics import fmean, harmonic_mean
 
 from ...plans.calibration import DiskRate, ReadMode
 from ...plans.units import MIB
+from ..rates import usefulness
 from .effort import Effort
 from .files import Source
 from .timed_reads import Region, Sample, Way, is_cached, timed_read
@@ -69,11 +70,15 @@ class DiskMeasurement:
                 self._measure(way, limit_s, again=turn > 0)
 
     def _reckoned_with(self) -> tuple[Way, ...]:
-        """By what is known now, the fastest reads of each mode, and page faults of the fewest threads."""
+        """By what is known now, of each mode the fastest reads and those that are preferred to all that are as fast.
+
+        And page faults of the fewest threads.
+        """
         chosen: list[DiskRate] = []
         for mode in (ReadMode.buffered, ReadMode.direct):
-            rates = (rate for rate in self.rates if rate.mode is mode)
-            chosen += sorted(rates, key=lambda rate: -rate.bytes_per_s)[: self.effort.finalists]
+            rates = sorted((rate for rate in self.rates if rate.mode is mode), key=lambda rate: -rate.bytes_per_s)
+            chosen += rates[: self.effort.finalists]
+            chosen += [rate for rate in rates[self.effort.finalists :] if rate == max(rates, key=usefulness)]
         chosen += sorted((rate for rate in self.rates if rate.mode is ReadMode.faults), key=lambda rate: rate.depth)[:1]
         return tuple(Way(mode=rate.mode, chunk_bytes=rate.chunk_bytes, depth=rate.depth) for rate in chosen)
 
