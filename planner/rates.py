@@ -8,8 +8,9 @@ from ..plans.calibration import Calibration, DiskRate, ReadMode
 from ..plans.units import MIB
 from ..policies.admission import CPU
 
-_AS_FAST = 0.8
-"""Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for."""
+_AS_FAST = 2 / 3
+"""Rates of one disk in one minute differ by more than a fifth without any cause that could be planned for, and of some
+by a factor of two."""
 
 _UNDER_WAY_BYTES = 32 * MIB
 """With fewer bytes under way a disk idles beside the compute; more gain nothing, and take buffers (decision 0009)."""

@@ -203,7 +203,7 @@ def test_one_lucky_measurement_does_not_choose_the_way(model: Path, monkeypatch:
     lucky = Way(mode=ReadMode.direct, chunk_bytes=LITTLE.chunk_bytes[0], depth=LITTLE.depths[0])
     seen: Counter[Way] = Counter()
 
-    def read(way: Way, *_: object) -> Sample:
+    def read(way: Way, *_: object, **__: object) -> Sample:
         seen[way] += 1
         steady = {ReadMode.buffered: 2e9, ReadMode.direct: 1e9, ReadMode.faults: 5e8}[way.mode]
         return Sample(bytes_per_s=9e9 if way == lucky and seen[way] == 1 else steady, cpu_s_per_gib=0.0)

@@ -132,7 +132,7 @@ class DiskMeasurement:
             self._notes[_NOTE_CACHED.format(mode=way.mode)] = None
             return
         try:
-            sample = timed_read(way, region, descriptor, limit_s)
+            sample = timed_read(way, region, descriptor, limit_s, most_bytes=self.effort.copy_bytes)
         except OSError as error:
             # Some file systems open a file for direct reads and then refuse them.
             self._samples.pop(way, None)

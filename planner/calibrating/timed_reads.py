@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ...plans.calibration import ReadMode
-from ...plans.units import GIB
+from ...plans.units import GIB, MIB
 from .files import Source
 
 _PAGE_BYTES = mmap.PAGESIZE
 _MOST_VECTORS = 1024
+_LANDING_BYTES = 64 * MIB
+"""Reads land in so much memory in turn. In a few MiB they would stay in the processor's cache, and be faster than reads
+into slots ever are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,9 @@ def is_cached(region: Region) -> bool:
         return False
 
 
-def timed_read(way: Way, region: Region, descriptor: int, limit_s: float) -> Sample:
+def timed_read(
+    way: Way, region: Region, descriptor: int, limit_s: float, *, most_bytes: int = _LANDING_BYTES
+) -> Sample:
     """Read a region once, or what of it can be read until the time is over. Each thread reads at least one chunk.
 
     Args:
@@ -62,11 +67,12 @@ def timed_read(way: Way, region: Region, descriptor: int, limit_s: float) -> Sam
         region: what is read; not in the page cache, unless that is what is to be measured.
         descriptor: the open file, around the page cache for direct reads.
         limit_s: after this time no thread takes another chunk.
+        most_bytes: of memory to read into, if all that is under way fits there.
 
     Raises:
         OSError: a read was refused, or the file became shorter.
     """
-    with _reader(way, region, descriptor) as read:
+    with _reader(way, region, descriptor, most_bytes) as read:
         return _timed(way, region, read, limit_s)
 
 
@@ -103,21 +109,22 @@ def _timed(way: Way, region: Region, read: Callable[[int, int], int], limit_s: f
 
 
 @contextmanager
-def _reader(way: Way, region: Region, descriptor: int) -> Generator[Callable[[int, int], int]]:
+def _reader(way: Way, region: Region, descriptor: int, most_bytes: int) -> Generator[Callable[[int, int], int]]:
     """A function of a thread's number and an offset in the file, which reads one chunk and gives its bytes."""
     if way.mode is ReadMode.faults:
         with _toucher(way, region, descriptor) as touch:
             yield touch
         return
     # Page-aligned, as direct reads ask for; and written to once, for new memory costs time of its own.
-    buffer = mmap.mmap(-1, way.chunk_bytes * way.depth)
+    count = max(way.depth, min(most_bytes, _LANDING_BYTES) // way.chunk_bytes)
+    buffer = mmap.mmap(-1, way.chunk_bytes * count)
     buffer[::_PAGE_BYTES] = bytes(len(range(0, len(buffer), _PAGE_BYTES)))
     whole = memoryview(buffer)
-    slots = [whole[slot * way.chunk_bytes : (slot + 1) * way.chunk_bytes] for slot in range(way.depth)]
+    places = [whole[place * way.chunk_bytes : (place + 1) * way.chunk_bytes] for place in range(count)]
     try:
-        yield lambda slot, offset: os.preadv(descriptor, [slots[slot]], offset)
+        yield lambda _, offset: os.preadv(descriptor, [places[offset // way.chunk_bytes % count]], offset)
     finally:
-        for view in (*slots, whole):
+        for view in (*places, whole):
             view.release()
         buffer.close()
 
