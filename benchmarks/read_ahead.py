@@ -32,14 +32,15 @@ def read_ahead(path: Path, wanted_bytes: int | None) -> Generator[int | None]:
         yield None
         return
     before = file.read_text()
-    try:
-        if wanted_bytes is not None:
+    if wanted_bytes is not None:
+        try:
             file.write_text(str(wanted_bytes // KIB))
+        except PermissionError:
+            raise SystemExit(f"{file} cannot be written to; run as root") from None
+    try:
         yield int(file.read_text()) * KIB
-    except PermissionError:
-        raise SystemExit(f"{file} cannot be written to; run as root") from None
     finally:
-        if file.read_text() != before:
+        if wanted_bytes is not None:
             file.write_text(before)
 
 

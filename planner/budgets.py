@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..plans.document import Budget
 from ..plans.heap import gaps_matter
 from ..plans.machine import Machine, Measured, MemoryKind
-from ..plans.pipeline import Component, known_peak_bytes, most_activation_bytes
+from ..plans.pipeline import Component, activations_are_known, most_activation_bytes
 from ..plans.policy import Copies, Home, Policy
 from ..plans.units import MIB
 from ..policies.admission import pins
@@ -86,11 +86,14 @@ def cacheable_bytes(host: Budget, components: Iterable[Component], ranks: int) -
     """The most that one rank's hard bytes and the mapped pages that stay cached may take of the host together.
 
     The kernel drops such pages when it has to, so they may take most of the reserve; not where that has to cover
-    activations that are unknown.
+    activations that are unknown. Nothing stays, not even nothing at all, on a host that was not measured: -1.
     """
+    if host.available_bytes is None:
+        return -1
+    if not activations_are_known(components):
+        return host.usable_bytes
     kept = max(LEAST_MAPPED_RESERVE_BYTES, host.reserve_bytes // _KEPT_PART)
-    unknown = any(known_peak_bytes(component.activations) is None for component in components)
-    return host.usable_bytes + (0 if unknown else max(0, host.reserve_bytes - kept) // ranks)
+    return host.usable_bytes + max(0, host.reserve_bytes - kept) // ranks
 
 
 def usable_bytes(axis: str, available: int, policy: Policy, copied_bytes: int, ranks: int = 1) -> int:

@@ -4,7 +4,7 @@ from ..models.dataflow import phase_order
 from ..plans.codec import made_by, seal
 from ..plans.document import FORMAT_VERSION, Change, Confidence, Fits, Plan, Refused, Short, Verdict
 from ..plans.machine import Machine
-from ..plans.pipeline import Pipeline, UnknownActivations, Workload, known_peak_bytes
+from ..plans.pipeline import Pipeline, UnknownActivations, Workload, activations_are_known
 from ..plans.policy import Policy
 from ..policies.admission import broken_rules
 from ..policies.selectors import resolve_overrides
@@ -108,7 +108,7 @@ def _in_order(policy: Policy) -> Policy:
 
 
 def _confidence(pipeline: Pipeline, found: Found) -> Confidence:
-    if any(known_peak_bytes(component.activations) is None for component in pipeline.components):
+    if not activations_are_known(pipeline.components):
         return Confidence.activations_unknown
     return Confidence.calibrated if found.timed else Confidence.bytes_only
 

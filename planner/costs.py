@@ -157,9 +157,8 @@ def is_cached(draft: Draft, ledger: Ledger) -> bool:
     Scans in the same order push out what comes next, so a cache that is a little too small keeps nothing. What the CPU
     reads into slots goes past the cache, and does not count.
     """
-    host = ledger.budgets[HOST]
     mapped = sum(draft.cached_bytes(unit, unit.home, unit.hold) for unit in draft.units)
-    return host.available_bytes is not None and mapped + ledger.needs(HOST, draft) <= ledger.cacheable_bytes
+    return mapped + ledger.needs(HOST, draft) <= ledger.cacheable_bytes
 
 
 def settle_readers(ledger: Ledger) -> None:

@@ -290,8 +290,7 @@ def _cached_row(model: _Model, draft: Draft) -> int:
         if (count := draft.cached_bytes(each.units[0], *fate))
     }
     total = sum(len(each.units) * each.stored for each, _ in _of(model, draft)) / model.unit_bytes
-    budget = model.ledger.budgets[HOST]
-    room = (model.ledger.cacheable_bytes if budget.available_bytes is not None else -1) / model.unit_bytes
+    room = model.ledger.cacheable_bytes / model.unit_bytes
     needed = _sum(_always(model, HOST), _in_phase(model, draft, HOST))
     if draft.axis == HOST:
         room -= draft.pass_bytes() / model.unit_bytes

@@ -235,6 +235,11 @@ class Pipeline(Record):
         return self
 
 
+def activations_are_known(components: Iterable[Component]) -> bool:
+    """Whether somebody traced or told what a pass of each of them has alive."""
+    return all(known_peak_bytes(part.activations) is not None for part in components)
+
+
 def most_activation_bytes(components: Iterable[Component]) -> int:
     """The most that a pass of any of them has alive, as far as it is known."""
     return max((known_peak_bytes(part.activations) or 0 for part in components), default=0)

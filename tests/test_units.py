@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from placewise.plans.errors import InputError
 from placewise.plans.units import GIB, KIB, MIB, format_bytes, parse_bytes, parse_rate
@@ -105,8 +105,10 @@ def test_whole_sizes_are_exact(number: int, unit: str) -> None:
 
 
 @given(st.integers(0, 1 << 50))
+@example(1111)
 def test_what_is_written_is_read_back_to_half_a_hundredth(count: int) -> None:
-    assert abs(parse_bytes(format_bytes(count)) - count) <= count * 0.005 + 1  # a byte for the cut of its fraction
+    # A fraction of a byte is dropped: 1.08 KiB are 1105.92 bytes.
+    assert count * 0.995 - 1 < parse_bytes(format_bytes(count)) <= count * 1.005
 
 
 @pytest.mark.parametrize(

@@ -58,15 +58,15 @@ class DiskMeasurement:
         The best of many measurements is often luck, and a disk's rate goes up and down by the second. So most of the
         time goes to the ways that a plan would reckon with: those that are it by then.
         """
-        effort, begun = self.effort, time.perf_counter()
-        ways = self.ways()
+        ways, effort, begun = self.ways(), self.effort, time.perf_counter()
         limit_s, turns = effort.disk_s / len(ways), 1 + effort.finals
         for turn in range(turns):
             chosen = self._reckoned_with() if turn else ways
             for index, way in enumerate(chosen):
-                if turn and time.perf_counter() - begun > effort.disk_s:
+                spent = (time.perf_counter() - begun) / effort.disk_s
+                if turn and spent > 1:
                     return
-                progress((turn + index / len(chosen)) / turns)
+                progress(max(min(spent, 1.0), (turn + index / len(chosen)) / turns))
                 self._measure(way, limit_s, again=turn > 0)
 
     def _reckoned_with(self) -> tuple[Way, ...]:
@@ -74,17 +74,18 @@ class DiskMeasurement:
 
         And page faults of the fewest threads.
         """
+        known = self.rates
         chosen: list[DiskRate] = []
         for mode in (ReadMode.buffered, ReadMode.direct):
-            rates = sorted((rate for rate in self.rates if rate.mode is mode), key=lambda rate: -rate.bytes_per_s)
-            chosen += rates[: self.effort.finalists]
-            chosen += [rate for rate in rates[self.effort.finalists :] if rate == max(rates, key=usefulness)]
-        chosen += sorted((rate for rate in self.rates if rate.mode is ReadMode.faults), key=lambda rate: rate.depth)[:1]
+            rates = sorted((rate for rate in known if rate.mode is mode), key=lambda rate: -rate.bytes_per_s)
+            preferred = max(rates, key=usefulness, default=None)
+            chosen += [rate for place, rate in enumerate(rates) if place < self.effort.finalists or rate is preferred]
+        chosen += sorted((rate for rate in known if rate.mode is ReadMode.faults), key=lambda rate: rate.depth)[:1]
         return tuple(Way(mode=rate.mode, chunk_bytes=rate.chunk_bytes, depth=rate.depth) for rate in chosen)
 
     @property
     def rates(self) -> tuple[DiskRate, ...]:
-        """The mean of each way that could be measured, as of all its bytes in all their time."""
+        """Of each way that could be measured the harmonic mean: slow moments count for the time that they take."""
         return tuple(
             DiskRate(
                 mode=way.mode,
